@@ -371,11 +371,11 @@ class LakeMaintenance:
         """Note a failure, or raise if it would occur with other tables as well."""
         failure = failure_of(error, self._sessions)
         label = table_label(self._dialect, self._owner, maintained.destination)
-        meant = translated(error, failure, label)
+        problem = translated(error, failure, label)
         if failure in _ABORTS:
-            raise meant from None
+            raise problem from None
         (maintained.notes if failure is SparkFailure.CONFLICT else maintained.problems).append(
-            str(meant)
+            str(problem)
         )
 
 

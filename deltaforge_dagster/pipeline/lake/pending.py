@@ -128,9 +128,9 @@ def open_pending(
         token = secrets.token_hex(8)
         commit.execute(_set(main.name, {PENDING: token}))
         main.token = token
-    ours = _properties(commit, main.token, main.base)
+    own_properties = _properties(commit, main.token, main.base)
     if make:
-        _create(commit, ours, replace=False)
+        _create(commit, own_properties, replace=False)
     properties = _owned(commit, name)
     if properties.get(PENDING) != main.token:  # the changes were those of a table that was dropped
         # The settings that stamp statements stay set in the session. With the stamp of an earlier
@@ -138,8 +138,8 @@ def open_pending(
         stamps = commit.dialect.stamp(f"{commit.stamp}/{main.token}/emptied", 0, 0)
         for setting, value in stamps.items():
             commit.session.conf.set(setting, value)
-        commit.execute(f"DELETE FROM {name}", _set(name, ours))
-        properties = ours
+        commit.execute(f"DELETE FROM {name}", _set(name, own_properties))
+        properties = own_properties
     target = LakeTarget(name, columns_of(commit.session, name), main.base)
     empty = not commit.rows(f"SELECT 1 FROM {name} LIMIT 1")
     key = tuple(orjson.loads(properties[KEY]))
@@ -182,8 +182,8 @@ def replace_pending(commit: TableCommit) -> str | None:
 
 def _beside(commit: TableCommit) -> TableCommit:
     """Return the commit that writes to the table with the pending changes of a commit's table."""
-    beside = replace(commit.table, destination=pending_name(commit.table.destination))
-    return replace(commit, table=beside, pending=True)
+    pending_table = replace(commit.table, destination=pending_name(commit.table.destination))
+    return replace(commit, table=pending_table, pending=True)
 
 
 def _properties(commit: TableCommit, token: str, base: int) -> dict[str, str]:

@@ -374,8 +374,8 @@ class TableDelivery:
             return _Commit(None, front.segment, front.planned_to, planned=True)
         if commits.held and (table := self._table_due(commits)) is not None:
             return self._commit_of(table, front)
-        if commits.pending and (old := self._old(commits)) is not None:
-            return old
+        if commits.pending and (overdue := self._old(commits)) is not None:
+            return overdue
         if not self._pending or not self._is_due(self._pending):
             return None
         last = self._last(self._pending, front.ends)
@@ -642,7 +642,7 @@ class TableDelivery:
         writes: list[TableWrite] = []
         try:
             failpoint("lake-staged")
-            beside = self._plan_pending(staged.tables, commit, commits)
+            planned = self._plan_pending(staged.tables, commit, commits)
             for table in staged.tables:
                 if table.destination in complete:
                     continue
@@ -656,7 +656,7 @@ class TableDelivery:
                 self._meter.sends()
                 writer = self._writer or self._open(commits.front.owner)
                 pending_table = commits.pending.get(table.destination)
-                to = _Route(commit.last, table.destination in beside, table.destination in written)
+                to = _Route(commit.last, table.destination in planned, table.destination in written)
                 as_left = replace(table, left=left.get(table.destination, {}))
                 try:
                     written_table, pending = self._apply(writer, as_left, to, pending_table)
@@ -689,7 +689,7 @@ class TableDelivery:
         self, tables: Sequence[StagedTable], commit: _Commit, commits: LakeCommits
     ) -> AbstractSet[Destination]:
         """Store which tables get a commit as pending changes, and return them."""
-        beside: dict[Destination, tuple[str, str | None, str]] = {}
+        pending_sources: dict[Destination, tuple[str, str | None, str]] = {}
         planned: set[Destination] = set()
         limits = self._limits.pending
         for table in tables:
@@ -699,18 +699,20 @@ class TableDelivery:
             elif limits is None or table.changes >= limits.fold_changes:
                 continue
             if all(step.kind == "rows" for step in table.steps):
-                beside[table.destination] = table.source
-        new = {
+                pending_sources[table.destination] = table.source
+        unplanned = {
             destination: source
-            for destination, source in beside.items()
+            for destination, source in pending_sources.items()
             if destination not in planned
         }
-        if new:
+        if unplanned:
             self._lease.write(
-                lambda writer: writer.lake_commits.plan_pending(self._sink_id, new, commit.last)
+                lambda writer: writer.lake_commits.plan_pending(
+                    self._sink_id, unplanned, commit.last
+                )
             )
             failpoint("lake-pending-planned")
-        return beside.keys()
+        return pending_sources.keys()
 
     def _apply(
         self,
@@ -879,7 +881,7 @@ class TableDelivery:
         reached = self._context.segments.segment(after.reached) if moves else None
         tally = self._meter.passed(rows)
         failing = _failing(after.held)
-        why, held = _held_text(self._sink_id, failing), failing.values()
+        reason, held = _held_text(self._sink_id, failing), failing.values()
 
         def write(writer: FencedWriter) -> None:
             moved = change(writer)
@@ -897,7 +899,7 @@ class TableDelivery:
             if held:
                 writer.checkpoints.held(
                     self._sink_id,
-                    why,
+                    reason,
                     remedy=_held_remedy(failing),
                     failures=max(1, *(table.failures for table in held)),
                     since=min(table.since for table in held),

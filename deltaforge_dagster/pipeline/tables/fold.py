@@ -79,14 +79,14 @@ def fold(
         step_numbers.tolist(), first.tolist(), counts.tolist(), strict=True
     ):
         chosen = steps == step
-        some = rows if count == rows.num_rows else rows.filter(pa.array(chosen))
+        step_rows = rows if count == rows.num_rows else rows.filter(pa.array(chosen))
         places = np.lexsort((ordinals[chosen], segments[chosen]))
         last = places[-1]
         last_place = ChangePlace(int(segments[chosen][last]), int(ordinals[chosen][last]))
         if rekeys[row]:
-            parts = [_FoldedPart(_rekeys(some.take(places), columns, key, mode))]
+            parts = [_FoldedPart(_rekeys(step_rows.take(places), columns, key, mode))]
         else:
-            parts = _folded(some, places, columns, key, mode, apart=not plan.together)
+            parts = _folded(step_rows, places, columns, key, mode, apart=not plan.together)
         for part in parts:
             names = frozenset(absent.masks_of(part.rows.column("df_absent").combine_chunks()))
             yield FoldedStep(
@@ -166,15 +166,15 @@ class _Groups:
         arrays, lacking = self._columns(rows, columns)
         chosen = self.wanted
         index = self.order[chosen]
-        gone = self.deletes[chosen]
-        arrays["df_op"] = _ops(gone)
+        deleted = self.deletes[chosen]
+        arrays["df_op"] = _ops(deleted)
         for name in PLACE:
             arrays[name] = rows.column(name).combine_chunks().take(index)
         arrays["df_absent"] = absent.names_of(lacking, len(chosen))
         if mode == "history":
             times = rows.column("df_event_time").combine_chunks().take(self.order)
             following = chosen + 1
-            ends = np.append(self.starts, True)[following] | gone
+            ends = np.append(self.starts, True)[following] | deleted
             arrays["df_valid_from"] = times.take(chosen)
             arrays["df_valid_to"] = times.take(pa.array(following, pa.int64(), mask=ends))
         return pa.table(arrays)

@@ -96,8 +96,8 @@ def _hash_texts(source: Bytes, ends: npt.NDArray[np.int32], out: Words) -> None:
     """Hash texts with FNV-1a."""
     for row in range(out.size):
         hashed = np.uint64(_BASIS)
-        for at in range(ends[row], ends[row + 1]):
-            hashed = (hashed ^ np.uint64(source[at])) * np.uint64(_PRIME)
+        for offset in range(ends[row], ends[row + 1]):
+            hashed = (hashed ^ np.uint64(source[offset])) * np.uint64(_PRIME)
         out[row] = hashed
 
 

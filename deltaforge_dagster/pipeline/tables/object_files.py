@@ -446,15 +446,17 @@ class _ParquetWriter(_ObjectContent):
         if len(self._paths) == 1:
             return self._paths[0]
         assert self._schema is not None  # the last one has all columns
-        whole = self._new(self._schema)
+        combined = self._new(self._schema)
         for path in self._paths:
             with contextlib.closing(encoded_files.open_file(path)) as file:
                 parquet = pq.ParquetFile(cast("IO[bytes]", file))
                 for group in range(parquet.num_row_groups):
-                    whole.writer.write_table(_widened(parquet.read_row_group(group), self._schema))
-        whole.close()
+                    combined.writer.write_table(
+                        _widened(parquet.read_row_group(group), self._schema)
+                    )
+        combined.close()
         encoded_files.remove(*self._paths)
-        return whole.path
+        return combined.path
 
     def _close(self) -> None:
         self.flush()
@@ -541,9 +543,9 @@ def _lacking(
     prefix: str, typed: TypedRows, images: pa.Array[Any], added: set[str]
 ) -> dict[str, Mask]:
     """Return by column name in the object which images lack this column of the table version."""
-    there = images.is_valid().to_numpy(zero_copy_only=False)
+    valid = images.is_valid().to_numpy(zero_copy_only=False)
     return {
-        prefix + name: ~present.to_numpy(zero_copy_only=False) & there
+        prefix + name: ~present.to_numpy(zero_copy_only=False) & valid
         for name, present in typed.present.items()
         if name not in added
     }

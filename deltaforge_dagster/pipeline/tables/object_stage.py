@@ -53,8 +53,8 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
         plan = self._plan(segments, wants)
         shares = [Share(segment.path, None, 0, 1) for segment in segments]
         work = ObjectJob(self._journal.url, plan, shares, job.folder, job.name)
-        what = f"segments {segments[0].segment} to {segments[-1].segment}"
-        files = [ObjectFile.of_report(report) for report in self._run(work.run, 1, what)]
+        label = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [ObjectFile.of_report(report) for report in self._run(work.run, 1, label)]
         failed: dict[tuple[str, ...], Exception] = {}
         by_name: dict[TableName, list[ObjectFile]] = {}
         for file in sorted(files, key=_first):

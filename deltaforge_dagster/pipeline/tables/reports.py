@@ -81,8 +81,11 @@ def reported(report: pa.Table) -> list[TaskReport]:
 def _place(error: Exception) -> str:
     """Return where in this package an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "deltaforge_dagster" in frame.filename]
-    return f"{ours[-1].name}, line {ours[-1].lineno} of {Path(ours[-1].filename).name}"
+    own_frames = [frame for frame in frames if "deltaforge_dagster" in frame.filename]
+    return (
+        f"{own_frames[-1].name}, line {own_frames[-1].lineno} "
+        f"of {Path(own_frames[-1].filename).name}"
+    )
 
 
 def _row(report: TaskReport) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class CommitStager(ABC, Generic[_Config]):
         self,
         run: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         tasks: int,
-        what: str,
+        label: str,
     ) -> list[TaskReport]:
         """Run a Spark job and return the reports of its tasks."""
         if not tasks:
@@ -270,7 +270,8 @@ class CommitStager(ABC, Generic[_Config]):
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise SparkUnavailable(
-                f"{what}: the Spark job that makes tables' rows failed ({spark_condition(error)}); see the server's log"
+                f"{label}: the Spark job that makes tables' rows failed "
+                f"({spark_condition(error)}); see the server's log"
             ) from None
         return reported(report)
 
@@ -332,8 +333,8 @@ class TableStager(CommitStager[TableSinkConfig]):
         buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
         tasks = share_out(segments)
         typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
-        what = f"segments {segments[0].segment} to {segments[-1].segment}"
-        files = [TypedFile.of_report(report) for report in self._run(typing.run, len(tasks), what)]
+        label = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [TypedFile.of_report(report) for report in self._run(typing.run, len(tasks), label)]
         files = [file for file in files if wants(file.table)]
         plan = self._with_truncated(plan, {file.table for file in files})
         if plan.mode != "changelog":
@@ -346,7 +347,7 @@ class TableStager(CommitStager[TableSinkConfig]):
             work = _fold_tasks(tables, max(1, -(-rows // buckets)))
             folding = FoldJob(plan.mode, work, job.folder, job.name)
             folded = [
-                FoldedFile.of_report(report) for report in self._run(folding.run, len(work), what)
+                FoldedFile.of_report(report) for report in self._run(folding.run, len(work), label)
             ]
             staged = [
                 table.folded([file for file in folded if file.table == number], plan.mode)

@@ -66,18 +66,18 @@ class StepPlan:
     def _levels(self, hashes: Words, segments: Longs, ordinals: Longs) -> Longs:
         """Return the levels that keys have after the changes at these places."""
         planned = self.levels
-        both = np.empty(len(planned) + len(hashes), _LEVEL)
-        both[: len(planned)] = planned
-        rows = both[len(planned) :]
+        merged = np.empty(len(planned) + len(hashes), _LEVEL)
+        merged[: len(planned)] = planned
+        rows = merged[len(planned) :]
         rows["hash"], rows["segment"], rows["ordinal"] = hashes, segments, ordinals
-        is_row = np.arange(len(both)) >= len(planned)
-        order = np.lexsort((is_row, both["ordinal"], both["segment"], both["hash"]))
+        is_row = np.arange(len(merged)) >= len(planned)
+        order = np.lexsort((is_row, merged["ordinal"], merged["segment"], merged["hash"]))
         is_planned = ~is_row[order]
         last = np.maximum.accumulate(np.where(is_planned, np.arange(len(order)), -1))
-        ordered = both[order]
+        ordered = merged[order]
         same = (last >= 0) & (ordered["hash"][last] == ordered["hash"])
         row_levels = np.where(same, ordered["level"][last], 0)
-        levels = np.empty(len(both), np.int64)
+        levels = np.empty(len(merged), np.int64)
         levels[order] = row_levels
         return levels[len(planned) :]
 

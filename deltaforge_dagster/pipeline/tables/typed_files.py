@@ -383,8 +383,8 @@ class _TableRows:
             "df_event_id": rows.column("event_id"),
             "df_schema_version": rows.column("schema_version"),
         }
-        every = {**columns, **{name: meta[name] for name in META.names}}
-        return pa.RecordBatch.from_pydict(every)
+        fields = {**columns, **{name: meta[name] for name in META.names}}
+        return pa.RecordBatch.from_pydict(fields)
 
     def _keyed(self, of_version: TypedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a table with a key, ready to be folded.
@@ -419,35 +419,35 @@ class _TableRows:
             partial &= changed
         keys = [columns[name] for name in self._key]
         hashes = key_hashes(keys)
-        every = columns | _places(rows, absent.names_of(lacking, count))
-        every[HASH] = pa.array(hashes)
+        fields = columns | _places(rows, absent.names_of(lacking, count))
+        fields[HASH] = pa.array(hashes)
         if old is None:
-            return pa.RecordBatch.from_pydict(every)
+            return pa.RecordBatch.from_pydict(fields)
         of_partial = partial[old.rows]
         self._rekeyed(old.hashes[of_partial], hashes[partial], rows, np.flatnonzero(partial))
         if partial.any():
             takes = np.full(count, -1)
             takes[old.rows[of_partial]] = np.flatnonzero(of_partial)
             index = pa.array(takes, pa.int64(), mask=takes < 0)
-            every |= {
+            fields |= {
                 OLD_KEY + name: column.take(index)
                 for name, column in zip(self._key, old.columns, strict=True)
             }
-        gone = old.filtered(~of_partial)
-        batch = pa.RecordBatch.from_pydict(every)
-        if not len(gone.rows):
+        deleted_keys = old.filtered(~of_partial)
+        batch = pa.RecordBatch.from_pydict(fields)
+        if not len(deleted_keys.rows):
             return batch
-        return _joined(batch, self._deletes(batch, gone))
+        return _joined(batch, self._deletes(batch, deleted_keys))
 
-    def _deletes(self, batch: pa.RecordBatch, gone: _OldKeys) -> pa.RecordBatch:
+    def _deletes(self, batch: pa.RecordBatch, deleted_keys: _OldKeys) -> pa.RecordBatch:
         """Return deletes of old keys, at the places of the updates that changed them."""
-        size = len(gone.rows)
+        size = len(deleted_keys.rows)
         columns = {column.name: pa.nulls(size, column.type) for column in batch.schema}
-        columns |= dict(zip(self._key, gone.columns, strict=True))
+        columns |= dict(zip(self._key, deleted_keys.columns, strict=True))
         for name in ("df_segment", "df_ordinal", "df_event_time"):
-            columns[name] = batch.column(name).take(gone.rows)
+            columns[name] = batch.column(name).take(deleted_keys.rows)
         columns["df_op"] = pa.array(["d"] * size).dictionary_encode()
-        columns[HASH] = pa.array(gone.hashes)
+        columns[HASH] = pa.array(deleted_keys.hashes)
         return pa.RecordBatch.from_pydict(columns)
 
     def _rekeyed(

@@ -183,22 +183,22 @@ class DeltaDialect:
         replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
-        own = dict(properties)
+        all_properties = dict(properties)
         if self.config.mode != "changelog":  # changelogs only get new rows
             vectors = self.config.write_mode == "merge_on_read"
-            own["delta.enableDeletionVectors"] = str(vectors).lower()
-        own["delta.dataSkippingStatsColumns"] = _with_statistics(columns, layout)
+            all_properties["delta.enableDeletionVectors"] = str(vectors).lower()
+        all_properties["delta.dataSkippingStatsColumns"] = _with_statistics(columns, layout)
         if any(_MAPPED & set(column.name) for column in columns):
-            own |= _MAPPING
+            all_properties |= _MAPPING
         if self.config.type_widening:
-            own["delta.enableTypeWidening"] = "true"
+            all_properties["delta.enableTypeWidening"] = "true"
         definitions = ", ".join(column.definition for column in columns)
-        by = ", ".join(quoted(column) for column in layout.cluster_by)
-        clustered = f" CLUSTER BY ({by})" if by else ""
+        clustered_by = ", ".join(quoted(column) for column in layout.cluster_by)
+        clustered = f" CLUSTER BY ({clustered_by})" if clustered_by else ""
         return (
             f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING delta"
             f"{partition_text(layout.partition_by)}{clustered}"
-            f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
+            f" TBLPROPERTIES ({properties_text(all_properties | dict(self.config.properties))})"
         )
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:

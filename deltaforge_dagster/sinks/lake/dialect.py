@@ -172,8 +172,10 @@ class TableMaintenance(Protocol):
         ...
 
     def small_files(self, table: str, version: int, location: str | None) -> str:
-        """Return a query for the number of `small` files; for arguments see
-        `LakeDialect.figures`."""
+        """Return a query for the number of `small` files.
+
+        Arguments are those of `LakeDialect.figures`.
+        """
         ...
 
     def compact(

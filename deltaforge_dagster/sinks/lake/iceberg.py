@@ -125,12 +125,15 @@ class IcebergMaintenance:
 
         In tables without deletion vectors, such files would remain otherwise.
         """
-        how = f"'delete-ratio-threshold', '{options.deleted_ratio}', 'remove-dangling-deletes', 'true'"
-        arguments = [f"options => map({how})"]
+        rewrite_options = (
+            f"'delete-ratio-threshold', '{options.deleted_ratio}',"
+            f" 'remove-dangling-deletes', 'true'"
+        )
+        arguments = [f"options => map({rewrite_options})"]
         columns = [quoted(column) for column in orjson.loads(properties.get(CLUSTERED, "[]"))]
         if columns:
-            by = columns[0] if len(columns) == 1 else f"zorder({', '.join(columns)})"
-            arguments += ["strategy => 'sort'", f"sort_order => {literal(by)}"]
+            order = columns[0] if len(columns) == 1 else f"zorder({', '.join(columns)})"
+            arguments += ["strategy => 'sort'", f"sort_order => {literal(order)}"]
         return (self._call("rewrite_data_files", destination, *arguments),)
 
     def clean(
@@ -223,20 +226,22 @@ class IcebergDialect:
         replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
-        own = dict(properties)
+        all_properties = dict(properties)
         # A table that is replaced keeps the properties that the statement does not set.
         if layout.cluster_by or replace:
-            own[CLUSTERED] = orjson.dumps(layout.cluster_by).decode()
+            all_properties[CLUSTERED] = orjson.dumps(layout.cluster_by).decode()
         if self.config.mode != "changelog":  # changelogs only get new rows
-            how = self.config.write_mode.replace("_", "-")
-            own |= {f"write.{action}.mode": how for action in ("delete", "update", "merge")}
-            if how == "merge-on-read":
-                own["format-version"] = "3"  # only version 3 has deletion vectors
+            write_mode = self.config.write_mode.replace("_", "-")
+            all_properties |= {
+                f"write.{action}.mode": write_mode for action in ("delete", "update", "merge")
+            }
+            if write_mode == "merge-on-read":
+                all_properties["format-version"] = "3"  # only version 3 has deletion vectors
         definitions = ", ".join(column.definition for column in columns)
         return (
             f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING iceberg"
             f"{partition_text(layout.partition_by)}"
-            f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
+            f" TBLPROPERTIES ({properties_text(all_properties | dict(self.config.properties))})"
         )
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:

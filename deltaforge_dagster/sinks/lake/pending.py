@@ -173,9 +173,12 @@ class PendingRows:
         for name in self._values:
             if name not in sure:
                 value = self.engine.struct({"op": "df_op", "v": self._q(name)})
-                has = f"df_op = 'd' OR df_absent IS NULL OR NOT array_contains(df_absent, {self.engine.text(name.lower())})"
+                has_value = (
+                    "df_op = 'd' OR df_absent IS NULL"
+                    f" OR NOT array_contains(df_absent, {self.engine.text(name.lower())})"
+                )
                 aggregates.append(
-                    f"max_by({value}, {order}) FILTER (WHERE {has}) AS {self._held(name)}"
+                    f"max_by({value}, {order}) FILTER (WHERE {has_value}) AS {self._held(name)}"
                 )
         keys = ", ".join(map(self._q, self.key))
         return f"SELECT {keys}, {', '.join(aggregates)} FROM {self.table}{where} GROUP BY {keys}"

@@ -83,7 +83,7 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
         local = None if folder is None else local_folder(folder)
         if local is not None:
             return [folder_finding(subject, local, "tables", "correct the sink's path")]
-        where = ", ".join(f"{what} {name}" for what, name in self.place(config).items())
+        where = ", ".join(f"{kind} {name}" for kind, name in self.place(config).items())
         return [Finding(subject, "note", f"only a run shows whether Spark can write to {where}")]
 
 

@@ -124,17 +124,17 @@ class Statements:
 
     def append_current(self, *, soft_deletes: bool) -> str:
         """Return the statement that adds rows of new keys, without deletes, to a current table."""
-        more = {"df_event_time": "s.df_event_time"} | (
+        meta = {"df_event_time": "s.df_event_time"} | (
             {"df_deleted": "false"} if soft_deletes else {}
         )
-        return self._insert([*more], [*self._values(), *more.values()])
+        return self._insert([*meta], [*self._values(), *meta.values()])
 
     def append_history(self) -> str:
         """Return the statement that adds versions of new keys, without deletes, to a history."""
-        more = {name: f"s.{name}" for name in _VALIDITY} | {
+        meta = {name: f"s.{name}" for name in _VALIDITY} | {
             "df_is_current": "s.df_valid_to IS NULL"
         }
-        return self._insert([*more], [*self._values(), *more.values()])
+        return self._insert([*meta], [*self._values(), *meta.values()])
 
     def append_pending(self, missing: Sequence[str]) -> str:
         """Return the statement that adds rows to a table of pending changes (`sinks.lake.pending`).
@@ -194,9 +194,9 @@ class Statements:
         changed = [f"t.{name} = s.{name}" for name in meta]
         names = [*(quoted(column.name) for column in self.columns), *meta]
         values = [f"s.{name}" for name in names]
-        gone = "DELETE"
+        delete_action = "DELETE"
         if soft_deletes:
-            gone = f"UPDATE SET t.df_deleted = true, {', '.join(changed)}"
+            delete_action = f"UPDATE SET t.df_deleted = true, {', '.join(changed)}"
             changed.append("t.df_deleted = false")
             names, values = [*names, "df_deleted"], [*values, "false"]
         if truncate is None:
@@ -208,7 +208,7 @@ class Statements:
         return (
             f"MERGE INTO {self.table} AS t USING ({self._rows(meta[:1], rekey=rekey)}) AS s"
             f" ON {self._same_key('t', 's')}{within}"
-            f" WHEN MATCHED AND s.df_op = 'd' AND {LATER} THEN {gone}"
+            f" WHEN MATCHED AND s.df_op = 'd' AND {LATER} THEN {delete_action}"
             f" WHEN MATCHED AND s.df_op <> 'd' AND {LATER} THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
@@ -320,14 +320,14 @@ class Statements:
             f" AS {quoted(column.name)}"
             for column in self.columns
         ]
-        left = [
+        old_keys = [
             f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'} AS {quoted(k.name)}"
             for k in self.columns
         ]
         return (
             f"SELECT {', '.join(filled)}, s.df_op, {common} FROM {STAGED} AS s"
             f" LEFT JOIN {self.table} AS t ON {moved}{current}"
-            f" UNION ALL SELECT {', '.join(left)}, 'd' AS df_op, {common} FROM {STAGED} AS s"
+            f" UNION ALL SELECT {', '.join(old_keys)}, 'd' AS df_op, {common} FROM {STAGED} AS s"
             f" LEFT ANTI JOIN {STAGED} AS o ON {taken}"
         )
 

@@ -90,24 +90,28 @@ class TableColumns:
 
     def _new_names(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, str]:
         """Return the new names of the columns to rename, by their present names."""
-        has = {
+        present_names = {
             identity: self.names[name]
             for name, identity in self.identities.items()
             if name in self.names
         }
         for _, identity in wanted.values():
-            waiting = self.fold(dropped_name(identity))
-            if identity not in has and waiting in self.names and waiting not in self.identities:
+            temporary = self.fold(dropped_name(identity))
+            if (
+                identity not in present_names
+                and temporary in self.names
+                and temporary not in self.identities
+            ):
                 # A run renamed it, and ended before it stored its identity.
-                has[identity] = self.names[waiting]
+                present_names[identity] = self.names[temporary]
         new_names = {
-            has[identity]: name
+            present_names[identity]: name
             for name, identity in wanted.values()
-            if identity in has and self.fold(has[identity]) != self.fold(name)
+            if identity in present_names and self.fold(present_names[identity]) != self.fold(name)
         }
-        still = {identity for _, identity in wanted.values()}
-        for identity, name in has.items():
+        wanted_ids = {identity for _, identity in wanted.values()}
+        for identity, name in present_names.items():
             folded = self.fold(name)
-            if folded in wanted and wanted[folded][1] != identity and identity not in still:
+            if folded in wanted and wanted[folded][1] != identity and identity not in wanted_ids:
                 new_names[name] = dropped_name(identity)
         return new_names

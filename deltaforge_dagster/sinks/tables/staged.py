@@ -148,7 +148,7 @@ class ObjectPart:
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """Consecutive changes of a table that are applied at once; a commit has one or more steps.
+    """Consecutive changes of a table that are applied at once; steps are applied in order.
 
     Attributes:
         kind: `rows`, `rekey` (see the module) or `truncate`, which has no files.

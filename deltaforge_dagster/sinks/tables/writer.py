@@ -248,16 +248,16 @@ def check_names(
     seen: dict[str, str] = {}
     for name in names:
         folded = name.lower()
-        why = reserved(name)
+        problem = reserved(name)
         if folded.startswith(PREFIX):
-            why = f"names that begin with {PREFIX} are those of DeltaForge's own columns"
+            problem = f"names that begin with {PREFIX} are those of DeltaForge's own columns"
         elif not name:
-            why = "its name is empty"
+            problem = "its name is empty"
         elif folded in seen:
-            why = f"it differs from {seen[folded]} in case only"
-        if why is not None:
+            problem = f"it differs from {seen[folded]} in case only"
+        if problem is not None:
             raise TableRejected(
-                f"{table} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
-                "rename it in a processor or the source"
+                f"{table} cannot have the column {name!r}: {problem}; exclude the column with a "
+                "column rule, or rename it in a processor or the source"
             )
         seen[folded] = name
