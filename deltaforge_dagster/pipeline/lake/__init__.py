@@ -1,5 +1,6 @@
-"""Lake tables: Spark adds the staged changes of a commit to Delta and Iceberg tables, and maintains these.
+"""Has Spark add staged changes to Delta and Iceberg tables, and maintain these tables.
 
-`writer` applies commits exactly once, to a `target` and the table of its `pending` changes; `maintenance` compacts files and
-deletes what has outlived the retention; `figures` are what the formats count themselves.
+`writer` applies commits exactly once, to a `target` and the table of its `pending` changes;
+`maintenance` compacts files and deletes what is older than the retention; `figures` reads the
+counts that the formats keep themselves.
 """

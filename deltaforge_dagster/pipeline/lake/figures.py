@@ -1,4 +1,4 @@
-"""What formats count themselves as they commit: files, bytes and rows of a table, read without looking at its data."""
+"""Reads the files, bytes and rows that formats count when they commit, without reading data."""
 
 from __future__ import annotations
 
@@ -32,48 +32,48 @@ class FigureReader:
             self.session.conf.unset(self.dialect.last_version)
 
     def last_version(self) -> int | None:
-        """Return the version of the session's last commit, None if it has made none."""
+        """Return the version of the session's last commit; None if it has made none."""
         setting = self.dialect.last_version
-        found = None if setting is None else self.session.conf.get(setting, None)
-        return None if found is None else int(found)
+        version_text = None if setting is None else self.session.conf.get(setting, None)
+        return None if version_text is None else int(version_text)
 
     def newest(self, table: str) -> int | None:
-        """Return the newest version of a table, None if it has none."""
-        found = self.session.sql(self.dialect.maintenance.newest(table)).collect()
-        return found[0]["version"] if found else None
+        """Return the newest version of a table; None if it has none."""
+        rows = self.session.sql(self.dialect.maintenance.newest(table)).collect()
+        return rows[0]["version"] if rows else None
 
     def read(self, destination: Sequence[str], version: int) -> TableFigures:
-        """Return the figures of a version of a table; without numbers if the format has none of that version."""
+        """Return the figures of a table's version, without numbers if the format has none of it."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         table = self.dialect.table(destination)
         try:
             query = self.dialect.figures(table, version, self._location(destination))
-            found = self.session.sql(query).collect()
-        except PySparkException:  # what was committed is not less so because nobody has counted it
-            found = []
-        if not found:
+            rows = self.session.sql(query).collect()
+        except PySparkException:  # the commit has succeeded even if its figures cannot be read
+            rows = []
+        if not rows:
             return TableFigures(version)
-        row = found[0]
+        row = rows[0]
         return TableFigures(version, row["files"], row["bytes"], row["rows"], row["deleted"])
 
     def small_files(self, destination: Sequence[str], version: int) -> int | None:
-        """Return the number of small files in a version of a table, None if the format does not tell."""
+        """Return the number of small files in a table's version; None if it was not counted."""
         from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
 
         table = self.dialect.table(destination)
         location = self._location(destination)
         query = self.dialect.maintenance.small_files(table, version, location)
         try:
-            found = self.session.sql(query).collect()
-        except AnalysisException:  # nobody has counted them
+            rows = self.session.sql(query).collect()
+        except AnalysisException:  # the format has not counted them
             return None
-        return found[0]["small"] if found else None
+        return rows[0]["small"] if rows else None
 
     def _location(self, destination: Sequence[str]) -> str | None:
         name = tuple(destination)
         if name not in self._locations:
             query = self.dialect.location(destination)
-            found = None if query is None else self.session.sql(query).collect()[0]["location"]
-            self._locations[name] = found
+            location = None if query is None else self.session.sql(query).collect()[0]["location"]
+            self._locations[name] = location
         return self._locations[name]

@@ -1,12 +1,14 @@
-"""The maintenance of a sink's tables: compacts files, lets snapshots expire, deletes files that no table uses.
+"""Maintains a sink's tables: compacts files, expires snapshots, and deletes unused files.
 
-It works beside the delivery. Of two that change a table at once, one has to begin again: the delivery as it always does
-(`writer`), maintenance a few times; then it leaves the rest to the next time. What a commit under way has written is
-never deleted: such files are younger than what is deleted, and a branch keeps its snapshots. If a dead writer has
-left a branch, it is dropped once it is older than the retention. If its writer lives after all, it makes another one.
+Maintenance runs beside the delivery. If both change a table at once, one of them has to start over:
+the delivery retries as usual (`writer`); maintenance retries a few times, and then leaves the rest
+to the next time. Files that a commit in progress has written are never deleted: they are younger
+than any file that is deleted, and a branch keeps its snapshots. A branch that a dead writer has
+left is dropped once it is older than the retention. If its writer is alive after all, it makes
+another branch.
 
-A table is left alone unless it is the sink's. The table of its pending changes is maintained as well: each small commit
-leaves files there, and they are no longer used once they are folded.
+Only tables that belong to the sink are maintained. The table of pending changes is maintained as
+well: each small commit leaves files there, which are no longer used once the changes are folded.
 """
 
 from __future__ import annotations
@@ -60,17 +62,17 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
 _ATTEMPTS = 3
 _ABORTS = {SparkFailure.LOST, SparkFailure.MISSING, SparkFailure.PLACE, SparkFailure.UNAVAILABLE}
-"""Failures that other tables would meet as well."""
+"""Failures that would occur with other tables as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCondition:
-    """What maintenance looks at.
+    """What maintenance measures of a table.
 
     Attributes:
-        figures: What the table consists of; None if it has no version.
-        small_files: Number of small files, None if unknown.
-        snapshots: Number of snapshots that can be read, None if the format has none.
+        figures: The table's files, bytes and rows; None if it has no version.
+        small_files: Number of small files; None if unknown.
+        snapshots: Number of snapshots that can be read; None if the format has none.
     """
 
     figures: TableFigures | None
@@ -79,9 +81,9 @@ class TableCondition:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What is known, by what it is."""
+        """The numbers that are known, by name."""
         figures = self.figures or TableFigures()
-        found = {
+        counts = {
             "files": figures.files,
             "small_files": self.small_files,
             "bytes": figures.bytes,
@@ -89,11 +91,11 @@ class TableCondition:
             "deleted_rows": figures.deleted,
             "snapshots": self.snapshots,
         }
-        return {name: count for name, count in found.items() if count is not None}
+        return {name: count for name, count in counts.items() if count is not None}
 
     @property
     def deleted_ratio(self) -> float | None:
-        """The part of the rows in files that is deleted, None if unknown."""
+        """The share of the rows in files that is deleted; None if unknown."""
         figures = self.figures
         if figures is None or figures.deleted is None or figures.rows is None:
             return None
@@ -106,13 +108,13 @@ class MaintainedTable:
 
     Attributes:
         destination: Name of the table.
-        before: Its condition before; None if it was left alone.
+        before: Its condition before maintenance; None if it was left alone.
         after: Its condition afterwards.
         due: Whether its files are to be compacted.
-        compacted: Whether they were.
-        cleaned: Whether what has outlived the retention was deleted.
-        notes: Why the table was left alone, or which step others got in the way of.
-        problems: What cannot work.
+        compacted: Whether its files were compacted.
+        cleaned: Whether everything older than the retention was deleted.
+        notes: Why the table was left alone, or which step failed because of conflicting writers.
+        problems: Errors of steps that cannot succeed until somebody fixes the cause.
     """
 
     destination: Destination
@@ -140,7 +142,9 @@ def maintain_tables(
     only: Collection[Destination] = (),
     dry_run: bool = False,
 ) -> Iterator[tuple[StoredWrite, MaintainedTable]]:
-    """Maintain the tables that a sink has written, one after the other; no session is made if there are none.
+    """Maintain the tables that a sink has written, one after the other.
+
+    If there are none, no session is made.
 
     Args:
         store: The state store.
@@ -155,15 +159,17 @@ def maintain_tables(
         SparkUnavailable, SinkUnavailable, SettingsError: No table can be maintained now.
     """
     commits = store.lake_commits.read(pipeline, sink.config.id)
-    tables = [one for one in store.lake_commits.tables(pipeline) if one.sink == sink.config.id]
-    known = {one.write.destination for one in tables}
+    tables = [
+        stored for stored in store.lake_commits.tables(pipeline) if stored.sink == sink.config.id
+    ]
+    destinations = {stored.write.destination for stored in tables}
     for name in only:
-        if name not in known:
-            names = ", ".join(sorted(map(".".join, known))) or "none"
+        if name not in destinations:
+            names = ", ".join(sorted(map(".".join, destinations))) or "none"
             raise NotAllowed(
                 f"sink {sink.config.id} has written no table {'.'.join(name)} (there is: {names})"
             )
-    tables = [one for one in tables if not only or one.write.destination in only]
+    tables = [stored for stored in tables if not only or stored.write.destination in only]
     if commits is None or not tables:
         return
     kind, config = sink_types()[sink.type], sink.config
@@ -172,11 +178,11 @@ def maintain_tables(
     owner = TableOwner(commits.front.owner, pipeline, config.id)
     with sessions() as provider:
         maintenance = LakeMaintenance(provider, kind.dialect(config), config, owner)
-        for one in tables:
-            yield one, maintenance.maintain(one.write.destination, dry_run=dry_run)
-            beside = maintenance.maintain_pending(one.write.destination, dry_run=dry_run)
-            if beside is not None:
-                yield one, beside
+        for stored in tables:
+            yield stored, maintenance.maintain(stored.write.destination, dry_run=dry_run)
+            pending = maintenance.maintain_pending(stored.write.destination, dry_run=dry_run)
+            if pending is not None:
+                yield stored, pending
 
 
 class LakeMaintenance:
@@ -186,7 +192,7 @@ class LakeMaintenance:
         sessions: Provides the session.
         dialect: Format of the tables.
         config: Options of the sink.
-        owner: Whose the tables are.
+        owner: The owner of the tables.
     """
 
     def __init__(
@@ -205,71 +211,80 @@ class LakeMaintenance:
         self._figures: FigureReader | None = None
 
     def maintain(self, destination: Destination, *, dry_run: bool = False) -> MaintainedTable:
-        """Do what is due for a table; return what that was.
+        """Do what is due for a table; return what was done.
 
         Raises:
             SparkUnavailable, SinkUnavailable, SettingsError: No table can be maintained now.
         """
-        made = MaintainedTable(destination)
-        with self._noted(made):
+        maintained = MaintainedTable(destination)
+        with self._noted(maintained):
             properties = self._properties(destination)
             if properties is None:
-                made.notes.append("the table is gone")
+                maintained.notes.append("the table is gone")
             elif not self._owns(properties):
-                made.notes.append("the table is not, or not yet, this sink's, so it is left alone")
+                maintained.notes.append(
+                    "the table is not, or not yet, this sink's, so it is left alone"
+                )
             else:
-                self._maintain(made, properties, self._owner.name, dry_run=dry_run)
-        return made
+                self._maintain(maintained, properties, self._owner.name, dry_run=dry_run)
+        return maintained
 
     def maintain_pending(
         self, destination: Destination, *, dry_run: bool = False
     ) -> MaintainedTable | None:
-        """Do the same for the table with the pending changes of a table; return None if it has none, or not yet."""
-        made = MaintainedTable(pending_name(destination))
-        with self._noted(made):
-            table, beside = self._properties(destination), self._properties(made.destination)
-            if table is None or beside is None or not self._owns(table):
+        """Maintain the table with a table's pending changes; return None if there is none yet."""
+        maintained = MaintainedTable(pending_name(destination))
+        with self._noted(maintained):
+            table, pending = self._properties(destination), self._properties(maintained.destination)
+            if table is None or pending is None or not self._owns(table):
                 return None
             token = table.get(PENDING)
-            if token is None or beside.get(PENDING) != token:
+            if token is None or pending.get(PENDING) != token:
                 return None
-            self._maintain(made, beside, pending_writer(self._owner, token), dry_run=dry_run)
-        return made
+            self._maintain(maintained, pending, pending_writer(self._owner, token), dry_run=dry_run)
+        return maintained
 
     def _owns(self, properties: Mapping[str, str]) -> bool:
         return Ownership.from_json(properties.get(OWNER, "")).is_of(self._owner)
 
     @contextmanager
-    def _noted(self, made: MaintainedTable) -> Iterator[None]:
-        """Note what does not work with a table; raise if it would not with other tables either."""
+    def _noted(self, maintained: MaintainedTable) -> Iterator[None]:
+        """Note a failure with a table; raise if it would occur with other tables as well."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         try:
             yield
         except PySparkException as error:
-            self._note(made, error)
+            self._note(maintained, error)
 
     def _maintain(
-        self, made: MaintainedTable, properties: Mapping[str, str], writer: str, *, dry_run: bool
+        self,
+        maintained: MaintainedTable,
+        properties: Mapping[str, str],
+        writer: str,
+        *,
+        dry_run: bool,
     ) -> None:
-        """Do what is due for a table with these properties, whose commits are stamped with a writer."""
+        """Do what is due for a table with these properties, whose commits `writer` has stamped."""
         session, figures = self._connected()
-        made.before = made.after = self._condition(session, figures, made.destination)
-        small = _has_small_files(made.before, self._options)
-        deleted = (made.before.deleted_ratio or 0.0) >= self._options.deleted_ratio
-        made.due = small or deleted
+        maintained.before = maintained.after = self._condition(
+            session, figures, maintained.destination
+        )
+        small = _has_small_files(maintained.before, self._options)
+        deleted = (maintained.before.deleted_ratio or 0.0) >= self._options.deleted_ratio
+        maintained.due = small or deleted
         if dry_run:
             return
-        if made.due:
+        if maintained.due:
             compact = self._dialect.maintenance.compact(
-                made.destination, self._options, properties, small=small, deleted=deleted
+                maintained.destination, self._options, properties, small=small, deleted=deleted
             )
-            made.compacted = self._execute(session, compact, made)
-        made.cleaned = self._clean(session, made, properties, writer)
-        made.after = self._condition(session, figures, made.destination)
+            maintained.compacted = self._execute(session, compact, maintained)
+        maintained.cleaned = self._clean(session, maintained, properties, writer)
+        maintained.after = self._condition(session, figures, maintained.destination)
 
     def _properties(self, destination: Destination) -> Mapping[str, str] | None:
-        """Return the properties of a table, None if it does not exist."""
+        """Return the properties of a table; None if it does not exist."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         session, _ = self._connected()
@@ -299,25 +314,25 @@ class LakeMaintenance:
         if version is None:
             return TableCondition(None, 0, snapshots)
         small = figures.small_files(destination, version)
-        found = figures.read(destination, version)
-        if found.rows is None:  # formats answer this from what they know about files
+        table_figures = figures.read(destination, version)
+        if table_figures.rows is None:  # formats answer this query from metadata of the files
             count = session.sql(f"SELECT count(*) AS rows FROM {table}").collect()
-            found = replace(found, rows=count[0]["rows"])
-        return TableCondition(found, small, snapshots)
+            table_figures = replace(table_figures, rows=count[0]["rows"])
+        return TableCondition(table_figures, small, snapshots)
 
     def _clean(
         self,
         session: SparkSession,
-        made: MaintainedTable,
+        maintained: MaintainedTable,
         properties: Mapping[str, str],
         writer: str,
     ) -> bool:
-        """Delete what has outlived the retention; return whether that worked."""
+        """Delete what is older than the retention; return whether that succeeded."""
         now, hours = datetime.now(UTC), self._options.retention_hours
         branches = self._dialect.branches
         statements: Sequence[str] = ()
         if branches is not None:
-            table = self._dialect.table(made.destination)
+            table = self._dialect.table(maintained.destination)
             before = int((now - timedelta(hours=hours)).timestamp() * 1e6)
             heads = {row.name: row.id for row in session.sql(branches.references(table)).collect()}
             snapshots = {row.id: row for row in session.sql(branches.snapshots(table)).collect()}
@@ -327,13 +342,16 @@ class LakeMaintenance:
                 ),
                 *_dropped(branches, table, snapshots, heads, before),
             ]
-        cleaned = self._dialect.maintenance.clean(made.destination, now, hours)
-        return self._execute(session, [*statements, *cleaned], made)
+        cleaned = self._dialect.maintenance.clean(maintained.destination, now, hours)
+        return self._execute(session, [*statements, *cleaned], maintained)
 
     def _execute(
-        self, session: SparkSession, statements: Sequence[str], made: MaintainedTable
+        self, session: SparkSession, statements: Sequence[str], maintained: MaintainedTable
     ) -> bool:
-        """Execute statements, again if others get in the way; return whether that worked, and note why not."""
+        """Execute statements, again after conflicts; return whether they succeeded.
+
+        If one does not, the reason is noted.
+        """
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         for statement in statements:
@@ -345,22 +363,24 @@ class LakeMaintenance:
                     break
                 except PySparkException as error:
                     if failure_of(error, self._sessions) is not SparkFailure.CONFLICT or not left:
-                        self._note(made, error)
+                        self._note(maintained, error)
                         return False
         return True
 
-    def _note(self, made: MaintainedTable, error: PySparkException) -> None:
-        """Note that something did not work, or raise if it would not for other tables either."""
+    def _note(self, maintained: MaintainedTable, error: PySparkException) -> None:
+        """Note a failure, or raise if it would occur with other tables as well."""
         failure = failure_of(error, self._sessions)
-        label = table_label(self._dialect, self._owner, made.destination)
-        meant = translated(error, failure, label)
+        label = table_label(self._dialect, self._owner, maintained.destination)
+        problem = translated(error, failure, label)
         if failure in _ABORTS:
-            raise meant from None
-        (made.notes if failure is SparkFailure.CONFLICT else made.problems).append(str(meant))
+            raise problem from None
+        (maintained.notes if failure is SparkFailure.CONFLICT else maintained.problems).append(
+            str(problem)
+        )
 
 
 def _has_small_files(condition: TableCondition, options: LakeMaintenanceConfig) -> bool:
-    """Return whether there are many small files; so it is if nobody has counted them."""
+    """Return whether there are many small files, or their number is unknown."""
     if condition.figures is None:
         return False
     return condition.small_files is None or condition.small_files >= options.small_files
@@ -375,19 +395,21 @@ def _copied(
     writer: str,
     before: int,
 ) -> Iterator[str]:
-    """Return the statement that copies the last commit's stamp, unless no snapshot expires or the copy has it.
+    """Return the statement that copies the last commit's stamp to a property, if one is needed.
 
-    A copy from before the table was put back to an earlier snapshot is replaced or removed, for once that snapshot has
-    expired, nothing tells that the copy is wrong.
+    None is needed if no snapshot expires, or if the copy is up to date.
+
+    A copy from before the table was rolled back to an earlier snapshot is replaced or removed: once
+    that snapshot has expired, nothing shows that the copy is wrong.
     """
     if head is None or all(row.at >= before for row in snapshots.values()):
         return
-    known = last_commit(list(snapshots.values()), head, properties, writer)
-    if known is None:
+    last = last_commit(list(snapshots.values()), head, properties, writer)
+    if last is None:
         if COMMITTED in properties:
             yield f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{COMMITTED}')"
         return
-    copy = CommitCopy(writer, known, head, snapshots[head].at)
+    copy = CommitCopy(writer, last, head, snapshots[head].at)
     if CommitCopy.of(properties) != copy:
         text = properties_text({COMMITTED: copy.to_json()})
         yield f"ALTER TABLE {table} SET TBLPROPERTIES ({text})"
@@ -402,7 +424,7 @@ def _dropped(
 ) -> Iterator[str]:
     """Return the statements that drop the branches of writers that have not written for long.
 
-    One that equals the table costs nothing, and its writer may go on with it.
+    A branch that equals the table is kept: it costs nothing, and its writer may still use it.
     """
     for name, head in heads.items():
         old = head != heads.get("main") and head in snapshots and snapshots[head].at < before

@@ -1,7 +1,8 @@
-"""The table with the pending changes of another table: found or made, and what of it is to be folded.
+"""Finds or makes the table with the pending changes of another table.
 
-It belongs to exactly one table. Both have the same random property (`PENDING`), so if the table was dropped and
-made again, it is seen that changes which are still pending were changes of its predecessor.
+It belongs to exactly one table. Both have the same random property (`PENDING`). If the table was
+dropped and made again, the properties differ, which shows that the changes that are still pending
+belong to its predecessor.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class PendingTarget:
     """A table of pending changes, as it was last seen.
 
     Attributes:
-        table: The table; its base is that of the table that the changes are for.
-        commit: What is needed to write to it.
+        table: The table itself; its base is that of the table that the changes are for.
+        commit: The commit that writes to it.
         key: The key columns of its rows.
         empty: Whether it has no rows.
     """
@@ -53,26 +54,29 @@ class PendingTarget:
 
     @property
     def source_columns(self) -> Sequence[tuple[str, str]]:
-        """Name and type of the source's columns that it has."""
+        """Names and types of its columns that are the source's."""
         own = pending_columns()
         return [column for name, column in self.table.columns.items() if name not in own]
 
     @property
     def rows(self) -> PendingRows:
-        """Its rows."""
+        """Its rows, to be read in SQL."""
         return PendingRows(self.table.name, [name for name, _ in self.source_columns], self.key)
 
     def takes(self, commit: TableCommit, main: LakeTarget) -> bool:
-        """Return whether changes can be added to those that it has: without other columns, and with the same key."""
+        """Return whether changes can be added: there are no rows, or no new columns or key."""
         same = not self._lacking(main) and self.key == commit.table.key
         return self.empty or same
 
     def align(self, main: LakeTarget) -> None:
-        """Add the columns of the source that the table has; only while there are no rows, which would have them as null."""
+        """Add the source's columns that the main table has.
+
+        This is done only while there are no rows: existing rows would have null in these columns.
+        """
         if lacking := self._lacking(main):
             self.commit.execute(
                 *self.commit.dialect.add_columns(
-                    self.table.name, [LakeColumn(*one) for one in lacking]
+                    self.table.name, [LakeColumn(*column) for column in lacking]
                 )
             )
             self.table.columns = columns_of(self.commit.session, self.table.name)
@@ -85,7 +89,7 @@ class PendingTarget:
         ]
 
     def key_becomes(self, key: tuple[str, ...]) -> None:
-        """Note the key of the rows to come, if it is another one."""
+        """Store the key of the rows that follow, if it has changed."""
         if key != self.key:
             self.commit.execute(_set(self.table.name, {KEY: _json(key)}))
             self.key = key
@@ -94,16 +98,16 @@ class PendingTarget:
 def open_pending(
     commit: TableCommit, main: LakeTarget, *, make: bool, required: bool
 ) -> PendingTarget | None:
-    """Return the table with the pending changes of a table, None if there is none.
+    """Return the table with the pending changes of a table; None if there is none.
 
     Args:
         commit: A commit to the table.
         main: The table.
-        make: Whether it is made if there is none.
-        required: Whether it must be there, because it has changes that the table lacks.
+        make: Whether the table of pending changes is made if there is none.
+        required: Whether it must exist, because it has changes that the table lacks.
 
     Raises:
-        TableRejected: It is gone, or is somebody else's.
+        TableRejected: The table of pending changes is gone, or does not belong to the sink.
     """
     if main.token is None and not make:
         return None
@@ -118,29 +122,32 @@ def open_pending(
                 remedy=command,
             )
         return None
+    # After a crash between the two statements, the next run makes the table of pending changes with
+    # the token that is stored here.
     if main.token is None:
         token = secrets.token_hex(8)
         commit.execute(_set(main.name, {PENDING: token}))
         main.token = token
-    ours = _properties(commit, main.token, main.base)
+    own_properties = _properties(commit, main.token, main.base)
     if make:
-        _create(commit, ours, replace=False)
-    found = _owned(commit, name)
-    if found.get(PENDING) != main.token:  # of a table that was dropped
-        # What stamps statements stays set, and must not let this one be skipped.
+        _create(commit, own_properties, replace=False)
+    properties = _owned(commit, name)
+    if properties.get(PENDING) != main.token:  # the changes were those of a table that was dropped
+        # The settings that stamp statements stay set in the session. With the stamp of an earlier
+        # statement, Delta would skip this one.
         stamps = commit.dialect.stamp(f"{commit.stamp}/{main.token}/emptied", 0, 0)
         for setting, value in stamps.items():
             commit.session.conf.set(setting, value)
-        commit.execute(f"DELETE FROM {name}", _set(name, ours))
-        found = ours
+        commit.execute(f"DELETE FROM {name}", _set(name, own_properties))
+        properties = own_properties
     target = LakeTarget(name, columns_of(commit.session, name), main.base)
     empty = not commit.rows(f"SELECT 1 FROM {name} LIMIT 1")
-    key = tuple(orjson.loads(found[KEY]))
+    key = tuple(orjson.loads(properties[KEY]))
     return PendingTarget(target, replace(commit, series=_series(main.token)), key, empty)
 
 
 def pending_writer(owner: TableOwner, token: str) -> str:
-    """Return what stamps the commits to a table of pending changes that has this `PENDING`."""
+    """Return the writer in stamps of commits to the table of pending changes with a token."""
     return f"{owner.name}{_series(token)}"
 
 
@@ -149,14 +156,17 @@ def _series(token: str) -> str:
 
 
 def replace_pending(commit: TableCommit) -> str | None:
-    """Replace the table with the pending changes of a table by one without rows; make it if the sink has such tables.
+    """Replace the table with the pending changes of a table by an empty one, if there is one.
+
+    If there is none, it is made, provided that the sink keeps pending changes.
 
     Returns:
-        What the table itself must have as `PENDING` from now on, so that they belong together; None if there is no such
-        table. Until it has it, what it finds pending is nothing of its own, and is deleted.
+        The value that the property `PENDING` of the table itself must have from now on, so that
+        both belong together; None if there is no table of pending changes. Until the property is
+        set, rows that are pending do not count as changes of the table, and are deleted.
 
     Raises:
-        TableRejected: It is somebody else's.
+        TableRejected: The table of pending changes does not belong to the sink.
     """
     commit = _beside(commit)
     name = commit.dialect.table(commit.table.destination)
@@ -171,9 +181,9 @@ def replace_pending(commit: TableCommit) -> str | None:
 
 
 def _beside(commit: TableCommit) -> TableCommit:
-    """Return what is needed to write to the table with the pending changes of the table of a commit."""
-    beside = replace(commit.table, destination=pending_name(commit.table.destination))
-    return replace(commit, table=beside, pending=True)
+    """Return the commit that writes to the table with the pending changes of a commit's table."""
+    pending_table = replace(commit.table, destination=pending_name(commit.table.destination))
+    return replace(commit, table=pending_table, pending=True)
 
 
 def _properties(commit: TableCommit, token: str, base: int) -> dict[str, str]:
@@ -198,20 +208,20 @@ def _owned(commit: TableCommit, name: str) -> dict[str, str]:
     """Return the properties of a table of pending changes that is this sink's.
 
     Raises:
-        TableRejected: It is something else.
+        TableRejected: The table is something else, or does not belong to the sink.
     """
-    found = table_properties(commit.session, name)
-    known = Ownership.from_json(found.get(OWNER, ""))
+    properties = table_properties(commit.session, name)
+    owner = Ownership.from_json(properties.get(OWNER, ""))
     if (
-        not known.is_of(commit.owner, incarnation=False)
-        or found.get(SOURCE) != commit.table.source_name
-        or KEY not in found
+        not owner.is_of(commit.owner, incarnation=False)
+        or properties.get(SOURCE) != commit.table.source_name
+        or KEY not in properties
     ):
         raise TableRejected(
             f"{commit.label} exists and is not where the sink keeps pending changes; rename that table, or change the "
             "sink's `table`"
         )
-    return dict(found)
+    return dict(properties)
 
 
 def _set(table: str, properties: dict[str, str]) -> str:

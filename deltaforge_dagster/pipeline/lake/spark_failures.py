@@ -1,6 +1,7 @@
-"""What an error of Spark or of a table format means for a table that was written.
+"""Classifies errors of Spark and of table formats by what they mean for the table written.
 
-Texts of errors may quote values of rows, so only conditions and names of classes are shown.
+Texts of errors may quote values of rows, so messages show only conditions, names of classes, and
+fixed phrases such as "Permission denied".
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class SparkFailure(Enum):
     LOST = auto()
     """The session or its server is gone."""
     CONFLICT = auto()
-    """Somebody else has changed the table meanwhile."""
+    """Another writer has changed the table meanwhile."""
     OCCUPIED = auto()
-    """Files are where the table should be: of something else, or of another writer's table that is being created."""
+    """There are files where the table should be: of something else, or of a table being created."""
     MISSING = auto()
     """The server does not have the format."""
     PLACE = auto()
-    """The server does not have the catalog, or nothing to reach the storage with."""
+    """The server does not have the catalog, or no library for the storage."""
     UNAVAILABLE = auto()
     """The storage or the catalog cannot be reached, or is full."""
     DENIED = auto()
-    """Spark may not or cannot make files there."""
+    """Spark cannot, or is not allowed to, make files there."""
     REJECTED = auto()
     """Anything else: the table cannot take the changes."""
 
@@ -51,7 +52,7 @@ class SparkFailure(Enum):
 _CLASS = re.compile(r"\(((?:[a-z]\w*\.)+[A-Z][\w$]*)\)|^((?:[a-z]\w*\.)+[A-Z][\w$]*)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (?:[a-z]\w*\.)+([A-Z][\w$]*)", re.MULTILINE)
 _TELLING = re.compile(r"\A.*|^Caused by: .*", re.MULTILINE)
-"""Matches the lines of an error's text that say what it is; others are plans, with values, and places in code."""
+"""Matches the lines of an error's text that name it; others are plans, with values, or traces."""
 _MISSING = re.compile(
     r"DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class|"
     r"ClassNotFoundException: (org\.apache\.iceberg|io\.delta|org\.apache\.spark\.sql\.delta)|"
@@ -64,7 +65,7 @@ _PLACE = re.compile(
 _AWAY = "No space left on device|Disk quota exceeded|Connection refused|Connection reset|503 Service Unavailable"
 _FORBIDDEN = "Permission denied|Operation not permitted|Read-only file system|403 Forbidden|is not a directory"
 _SAID = re.compile(f"{_AWAY}|{_FORBIDDEN}")
-"""What may be quoted of an error's text: a system's words, which have no values."""
+"""What may be quoted from an error's text: phrases of the system, which contain no values."""
 _UNAVAILABLE = re.compile(
     rf"{_AWAY}|ConnectException|Failed to connect|UnknownHostException|SocketTimeoutException|SocketException|"
     r"NoRouteToHostException|ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)"
@@ -128,7 +129,7 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
 
 
 PASSING = frozenset({SparkFailure.CONFLICT, SparkFailure.OCCUPIED})
-"""What may be over when the same is tried again at once."""
+"""Failures that may be over when the same is tried again at once."""
 
 
 def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailure:
@@ -150,9 +151,10 @@ def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailu
 
 
 def is_not_found(error: PySparkException) -> bool:
-    """Return whether there is no table of a name: neither the table nor, for some catalogs, its schema.
+    """Return whether an error says that there is no such table, or for some catalogs no schema.
 
-    A catalog that has no views says so, because Spark asks it for one if it has no table of a name.
+    A catalog without views reports that instead: if it has no table of a name, Spark asks it for a
+    view.
     """
     return (
         error.getSqlState() == _UNDEFINED_TABLE
@@ -165,22 +167,30 @@ def translated(error: PySparkException, failure: SparkFailure, table: str) -> De
     """Return the error to raise for a table.
 
     Args:
-        error: What Spark raised.
-        failure: What it means.
+        error: The error that Spark raised.
+        failure: What the error means.
         table: What messages call the table.
     """
-    made, text = _TRANSLATIONS[failure]
-    return made(text.format(table=table, reason=_reason(error)))
+    error_class, text = _TRANSLATIONS[failure]
+    return error_class(text.format(table=table, reason=_reason(error)))
 
 
 def _reason(error: PySparkException) -> str:
-    """Return a short name of the error, its condition or the class of Java's exception, that of its cause, and the system's words."""
+    """Return a short description of the error that contains no values.
+
+    It has the error's condition or the class of Java's exception, the class of its cause, and the
+    system's phrase.
+    """
     text = str(error)
     name = error.getCondition()
     if name is None or name.startswith("_LEGACY"):
-        found = _CLASS.search(text)
-        name = (found[1] or found[2]).rpartition(".")[2] if found else spark_condition(error)
-    causes = [one for one in _CAUSE.findall(text) if one != name]
+        java_class = _CLASS.search(text)
+        name = (
+            (java_class[1] or java_class[2]).rpartition(".")[2]
+            if java_class
+            else spark_condition(error)
+        )
+    causes = [cause for cause in _CAUSE.findall(text) if cause != name]
     reason = f"{name}, caused by {causes[-1]}" if causes else name
-    said = _SAID.search("\n".join(_TELLING.findall(text)))
-    return f"{reason}: {said[0]}" if said else reason
+    words = _SAID.search("\n".join(_TELLING.findall(text)))
+    return f"{reason}: {words[0]}" if words else reason

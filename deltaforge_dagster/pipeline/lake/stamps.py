@@ -1,7 +1,8 @@
-"""Which commits a table has whose format has branches: what the snapshots of its history say.
+"""Finds the last commit that a table of a format with branches has, from its snapshots.
 
-Each snapshot of a commit is stamped with its writer and number. Once snapshots expire, none may be left that has a
-stamp, so maintenance first copies the newest stamp to a property of the table (`CommitCopy`).
+Each snapshot of a commit is stamped with the commit's writer and number. Before snapshots expire,
+after which none with a stamp may remain, maintenance copies the newest stamp to a property of the
+table (`CommitCopy`).
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
 @dataclass(frozen=True, slots=True)
 class CommitCopy:
-    """The property of a table that says which commits it has.
+    """The property of a table with the number of the last commit that it has.
 
     Attributes:
         writer: Whose commits, as stamps name it.
-        version: Number of the last one.
+        version: Number of the last commit.
         snapshot: The table's newest snapshot when this was written.
-        at: When that snapshot was made, in microseconds since 1970.
+        at: When that snapshot was made, in microseconds since 1970 UTC.
     """
 
     writer: str
@@ -50,10 +51,10 @@ class CommitCopy:
 def last_commit(
     snapshots: Sequence[Row], head: int | None, properties: Mapping[str, str], writer: str
 ) -> int | None:
-    """Return the number of a writer's last commit in the history of a snapshot, None if none is known.
+    """Return the number of a writer's last commit in the history of a snapshot; None if unknown.
 
     Args:
-        snapshots: All snapshots that are left, read before the properties.
+        snapshots: All snapshots that have not expired, read before the properties.
         head: The snapshot.
         properties: Properties of the table.
         writer: Whose commits, as stamps name it.
@@ -67,9 +68,9 @@ def last_commit(
 
 
 def _has(history: Sequence[Row], copy: CommitCopy) -> bool:
-    """Return whether the copy's snapshot is in a history, of which the oldest part may have expired.
+    """Return whether the copy's snapshot is in a history whose oldest part may have expired.
 
-    It is not if somebody has put the table back to an earlier snapshot.
+    It is not if the table was rolled back to an earlier snapshot.
     """
     if not history:
         return False
@@ -77,7 +78,7 @@ def _has(history: Sequence[Row], copy: CommitCopy) -> bool:
 
 
 def _history(snapshots: Sequence[Row], head: int | None) -> Iterator[Row]:
-    known = {row.id: row for row in snapshots}
-    while head is not None and (row := known.get(head)) is not None:
+    by_id = {row.id: row for row in snapshots}
+    while head is not None and (row := by_id.get(head)) is not None:
         yield row
         head = row.parent

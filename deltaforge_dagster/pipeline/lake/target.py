@@ -1,4 +1,4 @@
-"""The table that changes are applied to: found or made, and changed so that it can have them."""
+"""Finds or makes the table that changes are applied to, and alters it so that it fits them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The property of a table that says whose it is.
+    """The property of a table that names its owner.
 
     Attributes:
-        uid, pipeline, sink: See `TableOwner`; all are empty if nobody's.
-        base: Added to the number of a segment, it is the position of a row. Rows of a former owner have lower ones.
+        uid, pipeline, sink: See `TableOwner`; all are empty if the table has no owner.
+        base: The number that is added to a segment's number to make the position of a row, so that
+            rows of a former owner have lower positions.
     """
 
     uid: str = ""
@@ -59,7 +60,7 @@ class Ownership:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what the property says; what is no such property says nobody."""
+        """Return the owner in the property's text; no owner if the text is not such a property."""
         try:
             return cls(**orjson.loads(text))
         except (ValueError, TypeError):
@@ -70,14 +71,17 @@ class Ownership:
         return orjson.dumps(self).decode()
 
     def is_of(self, owner: TableOwner, *, incarnation: bool = True) -> bool:
-        """Return whether a writer has the table, or an earlier incarnation of its pipeline if `incarnation` is false."""
+        """Return whether the table belongs to a writer.
+
+        If `incarnation` is false, it may also belong to an earlier incarnation of the pipeline.
+        """
         same = (self.pipeline, self.sink) == (owner.pipeline, owner.sink_id)
         return same and (self.uid == owner.uid or not incarnation)
 
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """The changes that are applied, and what that needs.
+    """The changes that are applied to a table, and what is needed to apply them.
 
     Attributes:
         session: Executes the statements.
@@ -86,9 +90,11 @@ class TableCommit:
         owner: Who writes.
         table: The changes.
         guard: Called before each statement that changes anything.
-        exists: Whether the table has everything before these changes, so that it must not be made.
+        exists: Whether the table has everything before these changes, so that it must not be made
+            again.
         pending: Whether the table is the one with the pending changes of another one.
-        series: What the commits are stamped with beside the owner: those of a series are numbered.
+        series: What the commits are stamped with besides the owner; each series has numbers of its
+            own.
     """
 
     session: SparkSession
@@ -103,7 +109,7 @@ class TableCommit:
 
     @property
     def stamp(self) -> str:
-        """Who writes, as commits are stamped."""
+        """The writer, as commits are stamped with it."""
         return f"{self.owner.name}{self.series}"
 
     @property
@@ -115,33 +121,38 @@ class TableCommit:
     def columns(self) -> Sequence[LakeColumn]:
         """The source's columns."""
         return [
-            LakeColumn(one.name, sql_type(one.type), one.source_type, one.name in self.table.key)
-            for one in self.table.columns.columns
+            LakeColumn(
+                column.name,
+                sql_type(column.type),
+                column.source_type,
+                column.name in self.table.key,
+            )
+            for column in self.table.columns.columns
         ]
 
     @property
     def own_columns(self) -> Sequence[LakeColumn]:
-        """The columns that the table has beside them."""
-        found = own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
+        """The columns that the table has besides the source's."""
+        types = own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
         if self.pending:
-            found = pending_columns()
-        return [LakeColumn(*one) for one in found.items()]
+            types = pending_columns()
+        return [LakeColumn(*column) for column in types.items()]
 
     @property
     def layout(self) -> TableLayout:
-        """Where the rows of a new table lie."""
+        """How a new table is partitioned and clustered."""
         return self.config.layout_of(*self.table.source)
 
     @property
     def unknown_columns(self) -> Mapping[str, Sequence[str]]:
-        """Columns that `partition_by` or `cluster_by` names and the table would not have, by that option."""
-        known = {column.name.lower() for column in (*self.columns, *self.own_columns)}
+        """Columns of `partition_by` and `cluster_by` that the table would not have, by option."""
+        names = {column.name.lower() for column in (*self.columns, *self.own_columns)}
         wanted = {
-            "partition_by": [one.column for one in self.layout.partition_by],
+            "partition_by": [partition.column for partition in self.layout.partition_by],
             "cluster_by": self.layout.cluster_by,
         }
         unknown = {
-            option: [one for one in columns if one.lower() not in known]
+            option: [column for column in columns if column.lower() not in names]
             for option, columns in wanted.items()
         }
         return {option: columns for option, columns in unknown.items() if columns}
@@ -159,18 +170,19 @@ class TableCommit:
 
 @dataclass(slots=True)
 class LakeTarget:
-    """A table that is written, as it was last seen.
+    """A table that is written to, as it was last seen.
 
     Attributes:
         name: Its name in SQL.
         columns: Name and type of each column, by the name in lower case.
         base: See `Ownership`.
-        committed: Number of the last commit that it is known to contain, -1 if none is known.
+        committed: Number of the last commit that it is known to contain; -1 if none is known.
         identities: What identifies each column of the source, by name in lower case, as far as it is known.
         branch: The branch that the next commit writes to, which equals the table; None if there is none.
-        token: What it has in common with the table of its pending changes, None without such a table.
-        unfilled: Columns that were added and whose rows are not filled yet, by name in lower case, with the value
-            (`StagedTable.fills`).
+        token: The value that it has in common with the table of its pending changes (`PENDING`);
+            None without such a table.
+        unfilled: Values of columns that were added and are not filled in existing rows yet, by name
+            in lower case (`StagedTable.fills`).
         int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
@@ -185,7 +197,7 @@ class LakeTarget:
     int64_timestamps: bool = False
 
     def moves(self, commit: TableCommit) -> Sequence[tuple[str, str]]:
-        """Return the columns that get other names, and these, in an order in which no name is taken.
+        """Return old and new names of columns to rename, in an order in which no name is taken.
 
         Raises:
             TableRejected: There is no such order, or it is not certain which column is which.
@@ -195,7 +207,7 @@ class LakeTarget:
         return columns.moves(commit.table, commit.label, commit.owner.resync_command(commit.table))
 
     def rename(self, commit: TableCommit, moves: Sequence[tuple[str, str]]) -> None:
-        """Rename columns, as far as the table has them, and note after each what identifies it."""
+        """Rename the columns that the table has, and store after each what identifies it."""
         for old, new in moves:
             if old.lower() in self.columns and new.lower() not in self.columns:
                 properties = table_properties(commit.session, self.name)
@@ -205,30 +217,30 @@ class LakeTarget:
                 self._note(commit, self.identities | {new.lower(): identity})
 
     def identify(self, commit: TableCommit) -> None:
-        """Note in the table what identifies the columns that it has now, if that is not known."""
-        found = {name.lower(): one for name, one in commit.table.identities.items()}
-        self._note(commit, self.identities | found)
+        """Store in the table what identifies its columns, if that is not stored yet."""
+        identities = {name.lower(): identity for name, identity in commit.table.identities.items()}
+        self._note(commit, self.identities | identities)
 
     def _note(self, commit: TableCommit, identities: Mapping[str, str]) -> None:
-        now = {name: one for name, one in identities.items() if name in self.columns}
-        if now != self.identities:
-            text = properties_text({COLUMNS: identities_text(now)})
+        present = {name: identity for name, identity in identities.items() if name in self.columns}
+        if present != self.identities:
+            text = properties_text({COLUMNS: identities_text(present)})
             commit.execute(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({text})")
-            self.identities = now
+            self.identities = present
 
     def fit(self, commit: TableCommit) -> Sequence[WrittenColumn]:
-        """Return where the columns of staged rows go, after adding and widening columns of the table.
+        """Add and widen columns of the table; return where the columns of staged rows go.
 
         Raises:
-            TableRejected: A column's type does not hold the values, or the table lacks a column that it had.
+            TableRejected: A column's type does not hold the values, or the table has lost a column.
         """
         missing = []
         for column in (*commit.columns, *commit.own_columns):
-            found = self.columns.get(column.name.lower())
-            if found is None:
+            existing = self.columns.get(column.name.lower())
+            if existing is None:
                 self._check_new(commit, column.name)
                 missing.append(column)
-            elif not holds(found[1], commit.dialect.stored(column.type)):
+            elif not holds(existing[1], commit.dialect.stored(column.type)):
                 self._widen(commit, column)
         if missing:
             fills = {
@@ -236,24 +248,23 @@ class LakeTarget:
                 for column in missing
                 if column.name in commit.table.fills and not commit.pending
             }
-            if (
-                fills
-            ):  # noted first: whoever finds the columns must know that their rows are to be filled
+            # Stored first: a run that finds the columns must know that they are to be filled.
+            if fills:
                 self._note_unfilled(commit, self.unfilled | fills)
             commit.execute(*commit.dialect.add_columns(self.name, missing))
             self.columns = columns_of(commit.session, self.name)
         return [
-            WrittenColumn(one.name, name, one.type, type_)
-            for one in commit.columns
-            for name, type_ in [self.columns[one.name.lower()]]
+            WrittenColumn(column.name, name, column.type, type_)
+            for column in commit.columns
+            for name, type_ in [self.columns[column.name.lower()]]
         ]
 
     def fill(self, commit: TableCommit, written: str) -> str:
-        """Return the statement that gives the rows of the table what they have in the columns that were added.
+        """Return the statement that fills added columns in the existing rows of the table.
 
         Args:
             commit: The commit.
-            written: Name of what statements write to.
+            written: Name of the table or branch that statements write to.
         """
         assigned = [
             f"{quoted(self.columns[name][0])} = CAST({literal(text)} AS {self.columns[name][1]})"
@@ -263,7 +274,7 @@ class LakeTarget:
         return f"UPDATE {written} SET {', '.join(assigned)}{where}"
 
     def filled(self, commit: TableCommit) -> None:
-        """Note that the columns are filled."""
+        """Store that the columns are filled."""
         self._note_unfilled(commit, {})
 
     def _note_unfilled(self, commit: TableCommit, unfilled: dict[str, str]) -> None:
@@ -272,7 +283,7 @@ class LakeTarget:
         self.unfilled = unfilled
 
     def _check_new(self, commit: TableCommit, name: str) -> None:
-        """Check that a column that the table lacks is one that it has never had."""
+        """Check that a column that the table lacks is not one that it has lost."""
         identity = self.identities.get(name.lower())
         if identity is not None and identity == commit.table.identities.get(name):
             raise column_gone(commit.label, name, commit.owner.resync_command(commit.table))
@@ -284,28 +295,29 @@ class LakeTarget:
             command = commit.owner.resync_command(commit.table)
             raise column_changed(commit.label, name, (old, left), command)
         new = commit.dialect.stored(column.type)
-        found = commit.dialect.widen(self.name, name, old, new) if holds(new, old) else None
-        if found is None:
+        statements = commit.dialect.widen(self.name, name, old, new) if holds(new, old) else None
+        if statements is None:
             raise TableRejected(
                 f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
                 f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
                 f"type of the table's column, or have the table loaded again",
                 remedy=commit.owner.resync_command(commit.table),
             )
-        commit.execute(*found)
+        commit.execute(*statements)
         self.columns[column.name.lower()] = (name, new)
 
 
 def open_target(commit: TableCommit) -> LakeTarget:
-    """Return the table of a commit, made if it does not exist.
+    """Return the table of a commit; make it if it does not exist.
 
     Raises:
-        TableRejected: It is gone, is somebody else's, or does not have the columns of its layout.
+        TableRejected: The table is gone, is not this sink's, or lacks columns of its layout.
     """
     name = commit.dialect.table(commit.table.destination)
     if commit.exists and not table_exists(commit, name):
         raise table_gone(commit.label, commit.owner.resync_command(commit.table))
-    # A table that exists keeps columns by which it is partitioned and which the source has dropped.
+    # A table that exists keeps the columns by which it is partitioned, even if the source has
+    # dropped them. So only a new table needs them among the source's columns.
     if not commit.unknown_columns or not table_exists(commit, name):
         _create(commit, {}, replace=False)
     properties = table_properties(commit.session, name)
@@ -316,39 +328,40 @@ def open_target(commit: TableCommit) -> LakeTarget:
 
 
 def replaceable(commit: TableCommit) -> Mapping[str, str] | None:
-    """Return the properties of the table of a commit, which the sink may replace; None if there is no such table.
+    """Return the properties of the table that a commit may replace; None if there is no table.
 
     Raises:
-        TableRejected: It is somebody else's.
+        TableRejected: The table is not this sink's.
     """
     name = commit.dialect.table(commit.table.destination)
     if not table_exists(commit, name):
         return None
-    found = table_properties(commit.session, name)
-    _owned(commit, name, found)
-    return found
+    properties = table_properties(commit.session, name)
+    _owned(commit, name, properties)
+    return properties
 
 
 def replace_table(commit: TableCommit, token: str | None, *, exists: bool) -> None:
-    """Replace the table of a commit, if there is one, by one without rows, which has had no commit.
+    """Replace the table of a commit by one without rows and commits; make it if there is none.
 
-    This statement is not fenced: in Iceberg, one that a killed run has sent, and that Spark executes only after a
-    successor has replaced the table and added to it, removes what was added. But it starts no job and takes a moment,
-    while a successor has to wait for the lease and for a session.
+    The statement is not fenced. In Iceberg, if a killed run has sent it and Spark executes it only
+    after a successor has replaced the table and added rows, it removes these rows. But the
+    statement starts no job and takes only a moment, while a successor has to wait for the lease and
+    for a session.
 
     Args:
         commit: The commit.
-        token: What the new table has in common with the table of its pending changes, None without such a table.
+        token: The new table's `PENDING` (`LakeTarget.token`); None without a table of pending
+            changes.
         exists: Whether there is a table, which the sink may replace (`replaceable`).
 
     Raises:
-        TableRejected: It does not have the columns of its layout.
+        TableRejected: The table would lack columns of its layout.
     """
     stamps = {} if token is None else {PENDING: token}
     if exists and commit.dialect.branches is not None:
-        stamps[COMMITTED] = (
-            ""  # a table that is replaced keeps the properties that the statement does not set
-        )
+        # A table that is replaced keeps the properties that the statement does not set.
+        stamps[COMMITTED] = ""
     _create(commit, stamps, replace=exists)
 
 
@@ -356,10 +369,10 @@ _LAID_OUT = {"partition_by": "partitioned", "cluster_by": "clustered"}
 
 
 def check_layout(commit: TableCommit) -> None:
-    """Check that the table of a commit has the columns by which it is to be partitioned and clustered.
+    """Check that a commit's table has the columns by which it is partitioned and clustered.
 
     Raises:
-        TableRejected: It does not.
+        TableRejected: It lacks one.
     """
     for option, columns in commit.unknown_columns.items():
         raise TableRejected(
@@ -391,7 +404,7 @@ def _create(commit: TableCommit, stamps: Mapping[str, str], *, replace: bool) ->
 
 
 def configure(session: SparkSession, settings: Mapping[str, str]) -> None:
-    """Give a session the settings with which it reads or writes the tables of a sink."""
+    """Set in a session what it needs to read or write the tables of a sink."""
     for name, value in settings.items():
         session.conf.set(name, value)
 
@@ -407,25 +420,29 @@ def table_label(dialect: LakeDialect, owner: TableOwner, destination: Sequence[s
 
 
 def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
-    """Return the base of positions, after making sure that the table is this sink's."""
-    found = _owned(commit, target.name, properties)
-    if found is not None:
+    """Return the base of positions, after making the table this sink's unless it already is."""
+    ownership = _owned(commit, target.name, properties)
+    if ownership is not None:
         target.identities = orjson.loads(properties.get(COLUMNS) or "{}")
         target.unfilled = orjson.loads(properties.get(UNFILLED) or "{}")
-        return found.base
-    beside = commit.dialect.table(pending_name(commit.table.destination))
-    found_in = [target.name] if "df_position" in target.columns else []
-    found_in += [beside] if target.token is not None and table_exists(commit, beside) else []
-    lasts = [commit.rows(f"SELECT max(df_position) AS last FROM {one}")[0].last for one in found_in]
+        return ownership.base
+    pending_table = commit.dialect.table(pending_name(commit.table.destination))
+    tables = [target.name] if "df_position" in target.columns else []
+    tables += (
+        [pending_table] if target.token is not None and table_exists(commit, pending_table) else []
+    )
+    lasts = [
+        commit.rows(f"SELECT max(df_position) AS last FROM {table}")[0].last for table in tables
+    ]
     base = max((last + 1 for last in lasts if last is not None), default=0)
     owner = commit.owner
     owned = Ownership(owner.uid, owner.pipeline, owner.sink_id, base)
     changed = {
         OWNER: owned.to_json(),
         SOURCE: commit.table.source_name,
-        COLUMNS: "{}",  # which the new owner does not know
+        COLUMNS: "{}",  # a former owner's identities mean nothing to the new one
     }
-    if OWNER not in properties:  # somebody has made the table for us, without rows
+    if OWNER not in properties:  # somebody has made the table for the sink, without rows
         changed[INT64_TIMESTAMPS] = "true"
         target.int64_timestamps = True
     commit.execute(f"ALTER TABLE {target.name} SET TBLPROPERTIES ({properties_text(changed)})")
@@ -433,23 +450,24 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
 
 
 def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Ownership | None:
-    """Return the property of a table that is this sink's; None if the sink can have it.
+    """Return the owner of a table that is this sink's; None if the sink may take it over.
 
     Raises:
-        TableRejected: It cannot.
+        TableRejected: The sink may not take it over.
     """
     source = properties.get(SOURCE, commit.table.source_name)
     if source != commit.table.source_name:
         raise other_source(commit.label, source, commit.table.source_name)
     claim = f"ALTER TABLE {name} SET TBLPROPERTIES ('{OWNER}' = '{{}}')"
     if OWNER in properties:
-        found = Ownership.from_json(properties[OWNER])
-        if found.is_of(commit.owner):
-            return found
-        if found.uid and not found.is_of(commit.owner, incarnation=False):
+        ownership = Ownership.from_json(properties[OWNER])
+        if ownership.is_of(commit.owner):
+            return ownership
+        if ownership.uid and not ownership.is_of(commit.owner, incarnation=False):
             raise TableRejected(
-                f"{commit.label} belongs to sink {found.sink} of pipeline {found.pipeline}; change the sink's "
-                f"`table`, or, if that sink will never write to it again, execute {claim}"
+                f"{commit.label} belongs to sink {ownership.sink} of pipeline "
+                f"{ownership.pipeline}; change the sink's `table`, or, if that sink will never "
+                f"write to it again, execute {claim}"
             )
     elif commit.rows(f"SELECT 1 FROM {name} LIMIT 1"):
         raise TableRejected(
@@ -464,7 +482,7 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
 def table_exists(commit: TableCommit, name: str) -> bool:
     """Return whether there is a table of a name.
 
-    Whatever else is wrong with it or with its place does not mean that it is gone, and is raised.
+    Any other problem with the table or its location does not mean that it is gone, and is raised.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
@@ -479,10 +497,10 @@ def table_exists(commit: TableCommit, name: str) -> bool:
 
 def identities_text(identities: Mapping[str, str]) -> str:
     """Return the property `COLUMNS` for columns with these identities, by name."""
-    return orjson.dumps({name.lower(): one for name, one in identities.items()}).decode()
+    return orjson.dumps({name.lower(): identity for name, identity in identities.items()}).decode()
 
 
 def columns_of(session: SparkSession, table: str) -> dict[str, tuple[str, str]]:
     """Return the columns of a table: name and type, by the name in lower case."""
     fields = session.table(table).schema.fields
-    return {one.name.lower(): (one.name, one.dataType.simpleString()) for one in fields}
+    return {column.name.lower(): (column.name, column.dataType.simpleString()) for column in fields}

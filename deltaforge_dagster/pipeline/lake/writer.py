@@ -1,18 +1,21 @@
 """Applies the staged changes of a table to the table, exactly once.
 
-A commit may be repeated: by this process because its answer was lost, by a successor because this process was killed,
-or by both at once, since Spark finishes what a killed process has asked for. Each format makes sure that it takes
-effect once:
+A commit may be repeated: by this process because the server's answer was lost, by a successor
+because this process was killed, or by both at once, since Spark goes on with statements of a
+process that was killed. Each format has its own way to make a commit take effect once:
 
-Delta    Every statement has a transaction version, which the table's log remembers; the second one is skipped.
-Iceberg  The statements write to a branch, which begins where the table was seen to lack the commit, and which can
-         become the main one only if the table has not changed since. Otherwise the writer looks again.
+Delta    Every statement has a transaction version, which the table's log remembers; a statement
+         whose version is in the log already is skipped.
+Iceberg  The statements write to a branch, which begins where the table was seen to lack the commit,
+         and which can become the main one only if the table has not changed since. Otherwise the
+         writer looks again.
 
 A conflict with others who write to the table, such as its maintenance, is resolved by trying again.
 
-Pending changes are *folded* in two steps: what they come to is merged into the table, and then they are deleted. In
-between they are in both, which changes nothing for readers of the view (`sinks.lake.pending`), and to fold them again
-changes nothing either. A commit that goes to the table itself is behind everything that is pending, so that is folded first.
+Pending changes are *folded* in two steps: their net effect is merged into the table, and then they
+are deleted. After a crash in between they are in both places, which changes nothing for readers of
+the view (`sinks.lake.pending`), and folding them again changes nothing either. A commit that goes
+to the table itself comes after all pending changes, so these are folded first.
 """
 
 from __future__ import annotations
@@ -70,8 +73,9 @@ _T = TypeVar("_T")
 _TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
 _KEPT_SECONDS = 3600
-"""How long a branch is kept: while its writer may be at work, or a statement of a dead one. If a branch is dropped then, the
-statement makes it again, from what main is by then and without the steps before; a writer that publishes it loses those."""
+"""How long a branch is kept, because its writer, or a statement of a dead writer, may still be at
+work. If the branch were dropped meanwhile, the statement would make it again, from the main branch
+as it is then and without the steps before; a writer that publishes it would lose those steps."""
 
 _META_TYPES: Mapping[str, str] = {
     "df_op": "string",
@@ -86,7 +90,7 @@ _META_TYPES: Mapping[str, str] = {
     "df_valid_from": "timestamp",
     "df_valid_to": "timestamp",
 }
-"""Types of the columns of `META` and `VALIDITY` in Spark."""
+"""Types in Spark of the columns of `META` and `VALIDITY`."""
 
 
 @dataclass(slots=True)
@@ -94,7 +98,8 @@ class LakeWriter:
     """Applies staged changes to the tables of a sink; implements `PendingWriter`.
 
     Args:
-        sessions: Provides the session, which nobody else may write with: what stamps our statements stays set.
+        sessions: Provides the session, which nobody else may write with: the settings that stamp
+            the writer's statements stay set in it.
         dialect: Format of the tables.
         config: Options of the sink.
         owner: Who writes.
@@ -118,7 +123,7 @@ class LakeWriter:
         exists: bool = False,
         required: bool = False,
     ) -> WrittenTable:
-        """Apply the changes of a table, unless it has them; see `PendingWriter.commit`.
+        """Apply the changes of a table, unless it already has them; see `PendingWriter.commit`.
 
         The guard is called before each statement that changes anything.
 
@@ -141,7 +146,10 @@ class LakeWriter:
         exists: bool = False,
         required: bool = False,
     ) -> WrittenTable:
-        """Add changes to the pending ones of a table; see `PendingWriter.append`, and `commit` for what is raised."""
+        """Add changes to the pending ones of a table; see `PendingWriter.append`.
+
+        Raises the same errors as `commit`.
+        """
         return self._tried(
             table, lambda: self._append(table, through, guard, exists=exists, required=required)
         )
@@ -155,7 +163,10 @@ class LakeWriter:
         *,
         required: bool = False,
     ) -> WrittenTable:
-        """Fold the pending changes of a table into it; see `PendingWriter.fold`, and `commit` for what is raised."""
+        """Fold the pending changes of a table into it; see `PendingWriter.fold`.
+
+        Raises the same errors as `commit`.
+        """
 
         def attempt() -> WrittenTable:
             commit, target = self._opened(table, guard, exists=True)
@@ -165,23 +176,24 @@ class LakeWriter:
         return self._tried(table, attempt)
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
-        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
+        """Replace a table by one without rows, as it would be made today; make it if there is none.
 
-        So is the table of its pending changes, and first, so that what is left of them belongs to no table. Readers who
-        have begun go on with the old rows, and both formats keep these for queries of an older version.
+        The table of its pending changes is replaced as well, and before it: pending changes that a
+        crash leaves then belong to no table. Queries that have begun continue with the old rows,
+        and both formats keep these for queries of an older version.
 
-        See `TableWriter.recreate`, and `commit` for what is raised.
+        See `TableWriter.recreate`; raises the same errors as `commit`.
         """
 
         def attempt() -> Sequence[tuple[str, str]]:
             commit = self._begun(table, guard)
             check_layout(commit)
-            known = replaceable(commit)
+            properties = replaceable(commit)
             token = None
-            if self.config.pending is not None or PENDING in (known or {}):
+            if self.config.pending is not None or PENDING in (properties or {}):
                 token = replace_pending(commit)
                 failpoint("lake-pending-recreated")
-            replace_table(commit, token, exists=known is not None)
+            replace_table(commit, token, exists=properties is not None)
             return list(columns_of(commit.session, self.dialect.table(table.destination)).values())
 
         columns = self._tried(table, attempt)
@@ -194,7 +206,7 @@ class LakeWriter:
         self._forget()
 
     def _tried(self, table: StagedTable, attempt: Callable[[], _T]) -> _T:
-        """Do something with a table, and try it again after conflicts; its target is forgotten if it fails."""
+        """Call `attempt`, again after conflicts; on failure, forget what is known of the table."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
         label = table_label(self.dialect, self.owner, table.destination)
@@ -213,7 +225,7 @@ class LakeWriter:
                 raise
 
     def _forget(self, destination: tuple[str, ...] | None = None) -> None:
-        """Forget what is known of a table, or of all."""
+        """Forget what is known of a table, or of all tables."""
         if destination is None:
             self._targets.clear()
             self._pending.clear()
@@ -231,7 +243,7 @@ class LakeWriter:
     def _opened(
         self, table: StagedTable, guard: SendGuard, *, exists: bool
     ) -> tuple[TableCommit, LakeTarget]:
-        """Return a table as it is now."""
+        """Return the commit to a table, and the table as it is now."""
         commit = self._begun(table, guard, exists=exists)
         target = self._targets.get(table.destination)
         if target is None:
@@ -243,10 +255,10 @@ class LakeWriter:
     ) -> PendingTarget | None:
         destination = commit.table.destination
         if destination not in self._pending:
-            found = open_pending(commit, target, make=make, required=required)
-            if found is None:
+            pending = open_pending(commit, target, make=make, required=required)
+            if pending is None:
                 return None
-            self._pending[destination] = found
+            self._pending[destination] = pending
         return self._pending[destination]
 
     def _commit(
@@ -259,7 +271,7 @@ class LakeWriter:
         self._rename(commit, target, through, required=required)
         columns = target.fit(commit)
         target.identify(commit)
-        # The table beside it is made as well, so that the view works from the beginning.
+        # The table of pending changes is made as well, so that the view works from the beginning.
         make = self.config.pending is not None
         pending = self._opened_pending(commit, target, make=make, required=required)
         self._fold(commit, target, through, "before")
@@ -292,8 +304,8 @@ class LakeWriter:
             return _written_table(target)
         columns = pending.table.fit(added)
         pending.key_becomes(table.key)
-        known = {column.name.lower() for column in columns}
-        missing = [name for name, _ in pending.source_columns if name.lower() not in known]
+        staged_names = {column.name.lower() for column in columns}
+        missing = [name for name, _ in pending.source_columns if name.lower() not in staged_names]
         name = self._written(pending.table)
         statements = Statements(name, columns, table.key, table.absent, target.base)
 
@@ -308,11 +320,11 @@ class LakeWriter:
         return _written_table(target)
 
     def _fill(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
-        """Give the rows of a table what they have at the source in columns that were added."""
+        """Fill added columns in existing rows with the values that the source gave them."""
         if not target.unfilled:
             return
         self._look(commit, target, through)
-        # A series of its own for each set of columns, which are filled once.
+        # Each set of columns has a series of its own, so that it is filled only once.
         names = [target.identities.get(name, name) for name in target.unfilled]
         filled = replace(commit, series=f"/fill/{','.join(sorted(names))}")
         self._execute(filled, target, through, [target.fill(commit, self._written(target))])
@@ -322,10 +334,11 @@ class LakeWriter:
     def _rename(
         self, commit: TableCommit, target: LakeTarget, through: int, *, required: bool
     ) -> None:
-        """Give columns the new names that they have in the source.
+        """Give columns the new names that they have at the source.
 
-        Pending changes are folded under the old names first, because they name columns in their rows. Their table is
-        renamed before the table itself, which thus says until the end what is to be done.
+        Pending changes are folded under the old names first, because their rows contain names of
+        columns. The columns of their table are renamed before those of the table itself: as long as
+        the latter has the old names, a run that was interrupted can tell that it is not done.
         """
         moves = target.moves(commit)
         if not moves:
@@ -345,24 +358,27 @@ class LakeWriter:
         *,
         required: bool = False,
     ) -> int | None:
-        """Fold what is pending into a table; return the version of the table that this has made."""
+        """Fold pending changes into a table; return the version that this has made of the table."""
         pending = self._opened_pending(commit, target, make=False, required=required)
         if pending is None or pending.empty:
             return None
+        # Folds at different times may have the same last segment. With the same number of the
+        # statement, Delta would skip the second one.
         number, last = _TIMES.index(time), target.base + through
         rows = pending.rows
         absent = {row.name for row in commit.rows(rows.absent(last))}
         commit.session.sql(rows.folded(last, absent)).createOrReplaceTempView(STAGED)
         columns = [
-            WrittenColumn(name, known, type_, known_type)
+            WrittenColumn(name, stored_name, type_, stored_type)
             for name, type_ in pending.source_columns
-            for known, known_type in [target.columns[name.lower()]]
+            for stored_name, stored_type in [target.columns[name.lower()]]
         ]
-        # Not the series of a predecessor, whose numbers may be larger: a table recreated begins again after a step back.
+        # The series contains the token, so it is not that of a predecessor with larger numbers:
+        # after the checkpoint was set back, a recreated table begins with smaller ones.
         merged = replace(commit, series=f"/{target.token}/fold")
         self._look(commit, target, through)
-        lacking = frozenset(one.staged for one in columns if one.staged.lower() in absent)
-        # What is pending has positions, not numbers of segments.
+        lacking = frozenset(column.staged for column in columns if column.staged.lower() in absent)
+        # Pending rows have positions already, not numbers of segments: nothing is added to them.
         statements = Statements(self._written(target), columns, pending.key, lacking, base=0)
         merge = statements.merge_current(
             rekey=False, soft_deletes=False, within=self._within(commit, statements)
@@ -379,13 +395,13 @@ class LakeWriter:
         return version
 
     def _look(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
-        """Find out which commits a table has and make a branch, if that is what makes commits exact."""
+        """If the format has branches, find out which commits the table has, and make a branch."""
         branches = self.dialect.branches
         if branches is not None and target.branch is None:
             _begin(commit, target, branches, through)
 
     def _written(self, target: LakeTarget) -> str:
-        """Return the name of what statements write to."""
+        """Return the name of the table or branch that statements write to."""
         branches = self.dialect.branches
         if branches is None or target.branch is None:
             return target.name
@@ -399,7 +415,7 @@ class LakeWriter:
         statements: Iterator[str] | Sequence[str],
         first: int = 0,
     ) -> int | None:
-        """Execute the statements of a commit, stamped, and make them visible; return the version that they have made."""
+        """Execute the statements of a commit, stamped, and publish them; return the new version."""
         assert self._figures is not None
         self._figures.forget_version()
         for number, statement in enumerate(statements, first):
@@ -415,7 +431,7 @@ class LakeWriter:
         return version
 
     def _figures_of(self, commit: TableCommit, version: int | None) -> TableFigures | None:
-        """Return what the table of a commit consists of in a version."""
+        """Return the figures of a commit's table in a version."""
         assert self._figures is not None
         return None if version is None else self._figures.read(commit.table.destination, version)
 
@@ -431,8 +447,9 @@ class LakeWriter:
     def _steps(self, commit: TableCommit, statements: Statements) -> Iterator[str]:
         """Yield the statements that apply the steps of a commit.
 
-        Where each statement is a version that readers see, rows behind a truncate are applied with it: a table that the
-        source has filled again is never seen empty.
+        Without branches, each statement makes a version that readers see. Then rows after a
+        truncate are applied in the same statement: a table that the source has filled again is
+        never seen empty.
         """
         together = self.config.mode == "current" and self.dialect.branches is None
         truncate: Truncate | None = None
@@ -441,8 +458,8 @@ class LakeWriter:
                 yield self._truncate(statements, truncate)
                 truncate = None
             if step.kind == "truncate":
-                place = statements.base + step.last.segment, step.last.ordinal
-                truncate = Truncate(*place, step.event_time_us)
+                truncated_at = statements.base + step.last.segment, step.last.ordinal
+                truncate = Truncate(*truncated_at, step.event_time_us)
             else:
                 self._read_staged(commit, step)
                 yield self._statement(commit, statements, step, truncate)
@@ -457,7 +474,7 @@ class LakeWriter:
         step: StagedStep,
         truncate: Truncate | None,
     ) -> str:
-        """Return the statement that applies a step with rows, which are staged, and a truncate before them."""
+        """Return the statement that applies a truncate, if any, and the staged rows after it."""
         if self.config.mode == "changelog":
             return statements.append()
         if truncate is not None:
@@ -473,7 +490,7 @@ class LakeWriter:
         return self._by_key(commit, statements, step)
 
     def _by_key(self, commit: TableCommit, statements: Statements, step: StagedStep) -> str:
-        """Return the statement that applies rows to those of the same keys, or adds them if there are none."""
+        """Return the statement that updates, deletes or adds rows by their keys."""
         rekey, history = step.kind == "rekey", self.config.mode == "history"
         within, soft = "", self.config.soft_deletes
         if not rekey:
@@ -487,14 +504,14 @@ class LakeWriter:
         return statements.merge_current(rekey=rekey, soft_deletes=soft, within=within)
 
     def _read_staged(self, commit: TableCommit, step: StagedStep) -> None:
-        """Make the rows of a step the staged ones."""
+        """Make the view `STAGED` contain the rows of a step."""
         schema = self._staged_schema(commit.table, step)
         staged = commit.session.read.schema(schema).parquet(*step.files)
         staged.createOrReplaceTempView(STAGED)
 
     @staticmethod
     def _within(commit: TableCommit, statements: Statements) -> str:
-        """Return the condition that limits the keys of a table to those of the staged rows, as far as that helps."""
+        """Return a condition that limits keys to the range of the staged ones, if useful."""
         query = statements.bounds()
         return "" if query is None else statements.within(commit.rows(query)[0])
 
@@ -510,7 +527,8 @@ class LakeWriter:
     def _all_new(self, commit: TableCommit, statements: Statements) -> bool:
         """Return whether the table is sure not to have the keys of inserts.
 
-        That is so if it has had all changes, deletes above all, of a table whose source enforces the key.
+        That is so if the table has received all changes, above all deletes, of a source's table
+        with an enforced key.
         """
         config = self.config
         filtered = config.filter is not None or bool(config.skipped_operations)
@@ -518,7 +536,7 @@ class LakeWriter:
         return not (statements.base or config.soft_deletes or filtered or declared)
 
     def _staged_schema(self, table: StagedTable, step: StagedStep) -> str:
-        types = {one.name: sql_type(one.type) for one in table.columns.columns}
+        types = {column.name: sql_type(column.type) for column in table.columns.columns}
         fields = types | {name: _META_TYPES[name] for name in META.names}
         if self.config.mode == "history":
             fields |= {name: _META_TYPES[name] for name in VALIDITY.names}
@@ -534,40 +552,47 @@ def _written_table(target: LakeTarget, figures: TableFigures | None = None) -> W
 
 
 def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> bool:
-    """Return whether the table is sure to have no row of keys that are within these limits.
+    """Return whether the table is sure to have no rows with keys within these limits.
 
-    The keys that a snapshot has read need not be new to the table: a chunk follows all changes that its read saw, so an
-    insert or update that was captured meanwhile is in the table before it; a chunk may be read again; and an earlier
-    snapshot, or an earlier life of the table, may have had the same keys. What the journal still knows cannot rule that
-    out, but the table can. Chunks are ranges of keys, so statistics of its files answer, mostly, without reading any.
+    Keys that a snapshot has read need not be new to the table. A chunk comes after all changes that
+    its read saw, so an insert or update that was captured meanwhile is in the table before it; a
+    chunk may be read again; and an earlier snapshot, or an earlier life of the table, may have had
+    the same keys. The journal no longer has enough to rule that out, but the table does. Chunks are
+    ranges of keys, so the statistics of the table's files mostly answer the query without reading
+    any file.
 
-    The answer stays true until the statement that follows: nobody but the sink adds rows, its earlier commits are
-    finished, and of the statements of a commit that is repeated at the same time only one takes effect. Pending changes
-    do not matter: those of earlier commits are folded into the table already, and later ones are merged by their key.
+    The answer stays true until the next statement: only the sink adds rows, its earlier commits are
+    finished, and if a commit is repeated at the same time, only one of the two takes effect.
+    Pending changes do not matter: those of earlier commits are folded into the table already, and
+    later ones are merged by their key.
     """
     return not commit.rows(f"SELECT 1 FROM {statements.table} AS t WHERE true{within} LIMIT 1")
 
 
 def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:
-    """Find out which commits the table has, and make a branch where it is now."""
+    """Find out which commits the table has, and make a branch at its newest snapshot."""
     heads = _heads(commit, target, branches)
     head = heads.get("main")
     snapshots = commit.rows(branches.snapshots(target.name))
     properties = table_properties(commit.session, target.name)
-    known = last_commit(snapshots, head, properties, commit.stamp)
-    if known is None and head is not None and _has_last_row(commit, target):
-        known = through
-    target.committed = -1 if known is None else known
+    last = last_commit(snapshots, head, properties, commit.stamp)
+    if last is None and head is not None and _has_last_row(commit, target):
+        last = through
+    target.committed = -1 if last is None else last
     prefix = f"{BRANCH}{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
     now = int(time.time())
-    left = [name for name in heads if name.startswith(prefix)]
-    old = [name for name in left if now - _made_at(name.removeprefix(prefix)) > _KEPT_SECONDS]
-    commit.execute(*(branches.drop(target.name, name) for name in old))
-    # Never a name that was used before: a statement of a dead writer may still be on its way to that branch.
+    own_branches = [name for name in heads if name.startswith(prefix)]
+    old_branches = [
+        name for name in own_branches if now - _made_at(name.removeprefix(prefix)) > _KEPT_SECONDS
+    ]
+    commit.execute(*(branches.drop(target.name, name) for name in old_branches))
+    # The name is never one that was used before: a statement of a dead writer may still write to
+    # that branch.
     branch = f"{prefix}{now:x}_{secrets.token_hex(4)}"
     commit.execute(branches.create(target.name, branch, head))
     if head is None and "main" in _heads(commit, target, branches):
-        # No longer empty, and perhaps so before the branch was made, which may then begin anywhere.
+        # The table is no longer empty, perhaps since before the branch was made. So it is not known
+        # where the branch begins.
         commit.execute(branches.drop(target.name, branch))
         _begin(commit, target, branches, through)
     else:
@@ -575,7 +600,7 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
 
 
 def _made_at(name: str) -> int:
-    """Return when a branch was made, in seconds since 1970, by its name without what says whose it is."""
+    """Return when a branch was made, in seconds since 1970, by its name without the prefix."""
     return int(name.partition("_")[0], 16)
 
 
@@ -587,10 +612,11 @@ def _heads(commit: TableCommit, target: LakeTarget, branches: Branches) -> Mappi
 def _has_last_row(commit: TableCommit, target: LakeTarget) -> bool:
     """Return whether a changelog has the last row of the commit.
 
-    Asked if no snapshot is left that says which commits there are. In other modes, repeating a commit is harmless.
+    This matters only if no snapshot with a stamp is left. In other modes, repeating a commit is
+    harmless.
     """
     if commit.config.mode != "changelog" or not commit.table.steps:
         return False
     last = commit.table.steps[-1].last
-    place = f"df_position = {target.base + last.segment} AND df_ordinal = {last.ordinal}"
-    return bool(commit.rows(f"SELECT 1 FROM {target.name} WHERE {place} LIMIT 1"))
+    condition = f"df_position = {target.base + last.segment} AND df_ordinal = {last.ordinal}"
+    return bool(commit.rows(f"SELECT 1 FROM {target.name} WHERE {condition} LIMIT 1"))

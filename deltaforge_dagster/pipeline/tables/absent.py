@@ -1,4 +1,4 @@
-"""Which columns a row lacks, as a column of names (`df_absent`) and as one mask for each column."""
+"""Converts the absent columns of rows: a column of names (`df_absent`), or a mask per column."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def names_of(masks: Mapping[str, Mask], rows: int) -> pa.Array[Any]:
 
 
 def masks_of(names: pa.Array[Any]) -> dict[str, Mask]:
-    """Return for each column that some rows lack which ones those are."""
+    """Return a mask of the rows that lack it for each column that some rows lack."""
     if names.null_count == len(names):
         return {}
     assert isinstance(names, pa.ListArray)
-    found = names.flatten().dictionary_encode()
-    codes = found.indices.to_numpy()
+    encoded = names.flatten().dictionary_encode()
+    codes = encoded.indices.to_numpy()
     rows = np.repeat(np.arange(len(names)), names.value_lengths().fill_null(0).to_numpy())
     masks = {}
-    for code, name in enumerate(cast("list[str]", found.dictionary.to_pylist())):
+    for code, name in enumerate(cast("list[str]", encoded.dictionary.to_pylist())):
         masks[name] = np.zeros(len(names), np.bool_)
         masks[name][rows[codes == code]] = True
     return masks

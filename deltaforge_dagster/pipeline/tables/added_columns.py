@@ -1,4 +1,6 @@
-"""What older rows have in columns that were added, or that got another type: what the source says it gave them, if it does.
+"""Finds what older rows have in columns that were added or changed their type, as far as known.
+
+A source may say which value it gave existing rows in an added column.
 
 Workers import this module: it needs no Spark.
 """
@@ -26,13 +28,14 @@ from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 @dataclass(frozen=True, slots=True)
 class AddedColumns:
-    """Columns of a commit that earlier versions of the table did not have, or had with another type.
+    """Columns of a commit that earlier table versions did not have, or had with another type.
 
     Attributes:
-        fills: By name, what rows have in it that were there: a value of the column's type, which is not null.
-        texts: The same as text, which a cast to the column's type reads everywhere.
-        unfilled: Those that were added within the commit, or got another type, and what rows have in them that were there is
-            not known.
+        fills: By column name, the value that rows which existed before the column have in it: of
+            the column's type, never null.
+        texts: The same values as text that a cast to the column's type reads at every sink.
+        unfilled: Columns that were added, or changed their type, within the commit, and whose
+            values in rows that existed before are not known.
     """
 
     fills: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
@@ -50,16 +53,17 @@ def added_columns(
     keeps_values: Callable[[Column, Column], bool],
     processed: bool,
 ) -> AddedColumns:
-    """Return the columns of a commit that were added to a table, or got another type.
+    """Return the columns of a commit that were added to a table, or changed their type.
 
     Args:
         history: The versions of the table.
-        newest: The last version that the commit has.
+        newest: The last table version of the commit's rows.
         identities: What identifies the columns of the commit, by name.
         schema: The columns of the commit.
         start: Where the commit begins in the log.
-        keeps_values: Whether a column's values certainly stay what they are when it gets another type.
-        processed: Whether processors may have changed values on their way: then no value is known.
+        keeps_values: Whether a column's values certainly stay the same when its type changes, given
+            the old and the new column.
+        processed: Whether processors may have changed values: then no value is known.
     """
     stated = {
         version.columns.identities[name]: (fill, version.position)
@@ -89,7 +93,7 @@ def _converted(
     start: Position,
     keeps_values: Callable[[Column, Column], bool],
 ) -> set[str]:
-    """Return the identities of columns whose values the source may have converted after a position of the log."""
+    """Return the identities of columns whose values may have been converted after a position."""
     converted: set[str] = set()
     columns: dict[str, Column] = {}
     for begin, version in passage:
@@ -105,23 +109,23 @@ def _converted(
 
 
 def _text(value: pa.Scalar[Any]) -> str | None:
-    """Return a value as text; None for types without a text that is the same everywhere."""
+    """Return a value as text; None for types whose text differs between systems."""
     try:
-        found = value.as_py()
+        native = value.as_py()
     except (ValueError, OverflowError):  # a time that Python does not have
         return None
     text: str | None = None
-    match found:
+    match native:
         case bool():
-            text = str(found).lower()
+            text = str(native).lower()
         case int() | str() | Decimal():
-            text = str(found)
-        case float() if math.isfinite(found):
-            text = repr(found)
+            text = str(native)
+        case float() if math.isfinite(native):
+            text = repr(native)
         case dt.datetime():
-            text = found.isoformat(sep=" ")
+            text = native.isoformat(sep=" ")
         case dt.date() | dt.time():
-            text = found.isoformat()
+            text = native.isoformat()
     return text
 
 
@@ -131,12 +135,12 @@ def _position(text: str) -> Position:
 
 
 def _typed(name: str, fill: str, schema: TypedSchema) -> pa.Scalar[Any] | None:
-    """Return a value of JSON as a column has it; None if it does not fit."""
+    """Return a JSON value with the type of a column; None if it does not fit."""
     columns = tuple(column for column in schema.columns if column.name == name)
-    one = TypedSchema(columns, schema.marks_unchanged)
+    column_schema = TypedSchema(columns, schema.marks_unchanged)
     image = f"{{{orjson.dumps(name).decode()}:{fill}}}"
     try:
-        rows = typed_rows(pa.array([image]), one, other_fields=False)
+        rows = typed_rows(pa.array([image]), column_schema, other_fields=False)
     except CorruptLog:
         return None
     value = rows.batch.column(name)[0]

@@ -1,7 +1,8 @@
-"""The columns of a table over several of its versions.
+"""Combines the columns of several versions of a table.
 
-The rows of a commit may have several table versions. They are added to a table together, so they get the
-columns of all versions, each with a type that holds the values of all of them exactly.
+The rows of a commit may have several table versions. They are added to a table together, so they
+get the columns of all versions, each with a type that represents the values of all versions
+exactly.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _TIMES = {"time", "timestamp"}
 _DIGITS = re.compile(r"\((\d)\)")
 _PADDED = re.compile(r"(character|char|binary)\(\d+\)")
 _FLOAT_DIGITS = {32: 7, 64: 15}
-"""Digits of the whole numbers that a float has exactly, by its bits."""
+"""Number of decimal digits of integers that a float of so many bits represents exactly."""
 
 
 def union(versions: Sequence[TypedSchema], table: str) -> TypedSchema:
-    """Return the columns of the newest version, then those that only older ones have.
+    """Return the columns of the newest version, then those that only older versions have.
 
     Args:
         versions: The versions, oldest first; at least one.
@@ -39,43 +40,46 @@ def union(versions: Sequence[TypedSchema], table: str) -> TypedSchema:
     columns = {column.name: column for column in newest.columns}
     for version in reversed(older):
         for column in version.columns:
-            known = columns.setdefault(column.name, column)
-            type_ = wider(known.type, column.type)
+            newer = columns.setdefault(column.name, column)
+            type_ = wider(newer.type, column.type)
             if type_ is None:
                 raise TableRejected(
-                    f"table {table}: column {column.name} was {column.type.name} and became {known.type.name}, and no "
-                    f"type holds the values of both. Load the table again; if this happens often, declare the column as text "
-                    f"under `types` before"
+                    f"table {table}: column {column.name} was {column.type.name} and became "
+                    f"{newer.type.name}, and no type holds the values of both. Load "
+                    f"the table again; if this happens often, declare the column as text under "
+                    f"`types` before"
                 )
-            columns[column.name] = replace(known, type=type_)
+            columns[column.name] = replace(newer, type=type_)
     return replace(newest, columns=tuple(columns.values()))
 
 
-def wider(one: ValueType, other: ValueType) -> ValueType | None:
-    """Return the type that has the values of both types, None if there is none."""
-    if one == other:
-        return one
-    match one.kind, other.kind:
-        case ("integer", "integer") | ("float", "float") if replace(one, bits=other.bits) == other:
-            return max(one, other, key=lambda type_: type_.bits)
+def wider(left: ValueType, right: ValueType) -> ValueType | None:
+    """Return the type that represents the values of both types; None if there is none."""
+    if left == right:
+        return left
+    match left.kind, right.kind:
+        case ("integer", "integer") | ("float", "float") if replace(left, bits=right.bits) == right:
+            return max(left, right, key=lambda type_: type_.bits)
         case ("decimal", "decimal"):
-            return _wider_decimal(one, other)
+            return _wider_decimal(left, right)
         case ("list", "list"):
-            assert one.element is not None
-            assert other.element is not None
-            element = wider(one.element, other.element)
+            assert left.element is not None
+            assert right.element is not None
+            element = wider(left.element, right.element)
             return None if element is None else list_of(element)
         case _:
-            # A form is read beside the usual one, so it has the values of both. Geometries have no usual form.
-            pairs = ((one, other), (other, one))
+            # A type in a special form also reads values in the plain form, so it represents both.
+            # Geometries have no plain form.
+            pairs = ((left, right), (right, left))
             return next((a for a, b in pairs if replace(a, form="plain") == b), None)
 
 
 def keeps_values(old: Column, new: Column, kind: SourceType[Any], options: ValueOptions) -> bool:
-    """Return whether a column's values certainly stay what they are when the source gives it another type.
+    """Return whether a column's values certainly stay the same when the source changes its type.
 
-    Otherwise the source may have converted those that were there: rounded a number, cut off a time, or computed another
-    value (`ALTER TABLE ... USING`). Texts that got less room count as kept: what is too long is refused.
+    Otherwise the source may have converted existing values: rounded a number, truncated a time, or
+    computed another value (`ALTER TABLE ... USING`). Values of a text type that became shorter
+    count as kept: values that are too long are refused.
     """
     if old.data_type == new.data_type:
         return True
@@ -94,11 +98,11 @@ def keeps_values(old: Column, new: Column, kind: SourceType[Any], options: Value
 
 
 def _second_digits(data_type: str, kind: SourceType[Any]) -> int:
-    given = _DIGITS.search(data_type)
-    return kind.second_digits if given is None else int(given[1])
+    digits = _DIGITS.search(data_type)
+    return kind.second_digits if digits is None else int(digits[1])
 
 
-def _wider_decimal(one: ValueType, other: ValueType) -> ValueType | None:
-    scale = max(one.scale, other.scale)
-    digits = max(one.precision - one.scale, other.precision - other.scale) + scale
-    return None if digits > MAX_DIGITS else replace(one, precision=digits, scale=scale)
+def _wider_decimal(left: ValueType, right: ValueType) -> ValueType | None:
+    scale = max(left.scale, right.scale)
+    digits = max(left.precision - left.scale, right.precision - right.scale) + scale
+    return None if digits > MAX_DIGITS else replace(left, precision=digits, scale=scale)

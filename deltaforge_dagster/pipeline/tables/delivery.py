@@ -1,28 +1,35 @@
-"""The delivery of changes to the tables of one sink: commits, planned before anything is written.
+"""Delivers changes to the tables of one sink in commits, each planned before anything is written.
 
-A commit adds consecutive segments to all tables. It is due once the oldest of them is `commit_seconds` old, or they have
-`commit_changes` changes (`CommitLimits`), or at once if the run only catches up. Its steps:
+A commit adds consecutive segments to all tables. It is due once the oldest of them is
+`commit_seconds` old, or they have `commit_changes` changes (`CommitLimits`), or at once if the run
+only catches up. The steps of a commit:
 
-1. the plan, which segments it covers, is stored;
-2. Spark's tasks make files of the changes, by table (`stage`);
-3. they are added to one table after the other (`writer`), each at once and with a mark of the commit, so that a table
-   recognizes a commit that it has already;
-4. front and checkpoint move (`state.lake_commits`).
+1. the plan, that is, which segments the commit covers, is stored in the state store;
+2. Spark's tasks write the changes to files, by table (`stage`);
+3. the files are added to one table after the other (`writer`), to each atomically and with a mark
+   of the commit, so that a table recognizes a commit that it already has;
+4. the front and the checkpoint move (`state.lake_commits`).
 
-A planned commit that was not finished, because the run was killed or something failed, is repeated exactly. A table that
-cannot be written is held, and the others go on: it is tried again after a while, first with the commit that failed, then
-with what follows, until it has reached the front. Meanwhile the checkpoint stays before what it lacks.
+A planned commit that was not finished, because the run was killed or something failed, is repeated
+with exactly the same segments. A table that cannot be written is *held*, while the other tables go
+on: it is tried again after a while, first with the commit that failed, then with the segments after
+it, until it has reached the front. Meanwhile the checkpoint stays before the first segment that a
+held table lacks.
 
-With pending changes, a commit goes beside a table, which is stored first, unless it is large or more than rows. They are
-folded into the table (`writer`) when there are many or they are old: with a commit, or between commits.
+With pending changes, a commit is not applied to a table but kept beside it, unless the commit is
+large or has steps of another kind than `rows`. The state store records first that the commit goes
+beside the table. Pending changes are folded into the table (`writer`) when there are many or they
+are old: with a commit, or between commits.
 
-A table that is to be loaded again (a *resync*) is held at the front while no commit is planned, and a snapshot for this
-sink is requested with that. Then the table is recreated, without rows and without pending changes, and is no longer held:
-commits bring the changes behind the front and the snapshot's rows, as for a new sink. The other tables notice nothing. A
-fold that was not finished needs no end: it would have moved what both tables have lost.
+A table that is to be loaded again (a *resync*) is held at the front while no commit is planned, and
+in the same transaction a snapshot for this sink is requested. Then the table is recreated, without
+rows and without pending changes, and is no longer held: commits bring the changes after the front
+and the snapshot's rows, as for a new sink. The other tables are not affected. A fold that was
+interrupted need not be finished: it would have moved rows that recreating removes from both the
+table and its pending changes.
 
-Where the sink's `table` has changed, the new table of a source's table lacks what the former one has, or was to get. It is
-held until it is loaded again.
+If the sink's option `table` has changed, the new table for a table of the source lacks the rows
+that the former one has, or was to get. The new table is held until it is loaded again.
 """
 
 from __future__ import annotations
@@ -76,7 +83,7 @@ MOST_SEGMENTS = 2000
 
 
 class Stager(Protocol):
-    """Makes files of changes (`stage.TableStager`)."""
+    """Writes changes to files (`stage.TableStager`)."""
 
     def stage(
         self,
@@ -85,7 +92,7 @@ class Stager(Protocol):
         only: frozenset[Destination] | None = None,
         skip: frozenset[Destination] = frozenset(),
     ) -> StagedCommit:
-        """Return what segments contain, for some tables only, or without some."""
+        """Return the changes of segments: of some tables only, or of all tables but some."""
         ...
 
     def without_changes(self, destination: Destination) -> StagedTable:
@@ -101,7 +108,7 @@ class Stager(Protocol):
         ...
 
     def elsewhere(self, table: TableName, former: Destination) -> TableRejected:
-        """Return the error for a table whose rows from before went, or were to go, to another destination than now."""
+        """Return the error for a table whose earlier rows belong to a former destination."""
         ...
 
     @property
@@ -111,12 +118,12 @@ class Stager(Protocol):
 
 
 class Skips(Protocol):
-    """Moves the checkpoint of a sink that already has some segments (`deliver.resumption.Resumption`)."""
+    """Skips segments that a sink already has (`deliver.resumption.Resumption`)."""
 
     looked_up_to: str | None
 
     def skip_segments(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
-        """Return the checkpoint after them, None while more must be captured first."""
+        """Return the checkpoint after these segments; None while more must be captured first."""
         ...
 
 
@@ -125,13 +132,16 @@ class CommitLimits:
     """When a commit is due.
 
     Attributes:
-        seconds: When its oldest segment is this old.
-        changes: When there are this many changes; a commit of several segments has no more.
-        at_once: Whether it is due as soon as there is anything.
-        until: It contains nothing after this segment.
-        pending: When pending changes are folded, None if there are to be none.
-        bytes: When the files of its segments have this many bytes, and it has no more either; None for any number.
-        idle_seconds: When its newest segment is this old; None for never.
+        seconds: A commit is due when its oldest segment is this many seconds old.
+        changes: A commit is due when there are this many changes; one of several segments has no
+            more.
+        at_once: Whether a commit is due as soon as there is anything.
+        until: A commit contains nothing after this segment.
+        pending: When pending changes are folded; None if there are to be none.
+        bytes: A commit is due when the files of its segments have this many bytes; one of several
+            segments has no more. None for any number.
+        idle_seconds: A commit is due when its newest segment for this sink is this many seconds
+            old; None for never.
     """
 
     seconds: float
@@ -147,7 +157,7 @@ class CommitLimits:
         return changes >= self.changes or (self.bytes is not None and size >= self.bytes)
 
     def exceeded(self, changes: int, size: int) -> bool:
-        """Return whether this is too much for a commit of several segments."""
+        """Return whether these are too many changes or bytes for a commit of several segments."""
         return changes > self.changes or (self.bytes is not None and size > self.bytes)
 
     def folds(self, changes: int, since: float, now: float) -> bool:
@@ -166,7 +176,7 @@ class TableProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """A commit of the segments after `after` up to `last`: to one held table, or to all tables that are not held."""
+    """A commit of the segments after `after` up to `last`: to one held table, or to all others."""
 
     table: HeldTable | None
     after: int
@@ -180,7 +190,10 @@ class _Commit:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Where a commit up to segment `through` goes: beside the table, or to the table, which may have to exist."""
+    """Where a commit up to segment `through` goes: beside the table or into it.
+
+    `exists` is whether the table must exist already.
+    """
 
     through: int
     beside: bool
@@ -195,11 +208,13 @@ class TableDelivery:
         checkpoint: Its checkpoint.
         thread: The thread that runs it.
         limits: When a commit is due.
-        stager: Makes files of changes.
-        open_writer: Opens what writes them, given the id of the series of commits; its end ends what is under way.
-        skips: Moves the checkpoint past segments that the sink has.
-        by_store: Whether the state store alone knows how far each table has come, because the tables cannot tell. So what
-            they have is not written again after the checkpoint was set back.
+        stager: Writes changes to files.
+        open_writer: Opens the writer of the tables, given the id of the series of commits; closing
+            it ends what is under way.
+        skips: Moves the checkpoint past segments that the sink already has.
+        by_store: Whether only the state store knows how far each table has come, because the tables
+            themselves cannot tell. Then segments that a table has are not written to it again after
+            the checkpoint was set back.
     """
 
     prompt = False  # small segments would not arrive earlier
@@ -255,20 +270,22 @@ class TableDelivery:
             return False
         self._begins = self._resync_begins(commits)
         self._next = None if self._begins else self._find(commits)
-        self.redriving = bool(self._begins) or any(one.recreate for one in commits.held.values())
+        self.redriving = bool(self._begins) or any(
+            table.recreate for table in commits.held.values()
+        )
         self._show_held({} if self._next or self._pending or self._begins else commits.held)
         return bool(self._begins) or self._next is not None
 
     def deliver(self) -> None:
-        """Plan a commit unless it is planned, write it, and move front and checkpoint.
+        """Plan a commit unless it is planned, write it, and move the front and the checkpoint.
 
-        Or fold pending changes, or begin to load tables again.
+        If something else is due instead: fold pending changes, recreate a table, or begin resyncs.
         """
         work, commits = self._next, self._commits
         assert commits is not None
         self._busy = True
         try:
-            self._commits = None  # read again whatever happens
+            self._commits = None  # read again, whether this succeeds or not
             if work is None:
                 self._begin_resyncs(commits)
             elif isinstance(work, PendingTable):
@@ -288,7 +305,7 @@ class TableDelivery:
             self.close()
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink fails, or tables are held and the others have everything."""
+        """Return whether the sink fails, or tables are held while the others have everything."""
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):
             return self._skips.looked_up_to == captured
@@ -309,7 +326,7 @@ class TableDelivery:
         self._opened.close()
 
     def _load(self) -> LakeCommits | None:
-        """Return how far the tables have come; None if it is not known yet which segments the sink has."""
+        """Return how far the tables have come; None while it is unknown what the sink has."""
         checkpoint, attempts = self.progress.checkpoint, self._thread.attempts
         if checkpoint.skip is not None:
             if self._context.segments.segment(checkpoint.whole_segment + 1) is None:
@@ -321,34 +338,34 @@ class TableDelivery:
             if isinstance(attempts.error, AwaitsCapture):
                 attempts.error = None
             self.progress.checkpoint = checkpoint = moved
-        found = self._store.lake_commits.read(self._pipeline, self._sink_id)
-        place = checkpoint.whole_segment
-        if found is None or found.reached != place:  # the checkpoint was set, and not by a commit
-            self._lease.write(lambda writer: writer.lake_commits.restart(self._sink_id, place))
-            found = self._store.lake_commits.read(self._pipeline, self._sink_id)
-        assert found is not None
-        if (
-            self._asked is None
-        ):  # somebody has asked for this delivery: held tables are tried at once
-            self._asked = set(found.held)
-        return found
+        commits = self._store.lake_commits.read(self._pipeline, self._sink_id)
+        segment = checkpoint.whole_segment
+        # The sink is new, or something other than a commit has set the checkpoint.
+        if commits is None or commits.reached != segment:
+            self._lease.write(lambda writer: writer.lake_commits.restart(self._sink_id, segment))
+            commits = self._store.lake_commits.read(self._pipeline, self._sink_id)
+        assert commits is not None
+        # With `limits.until`, this delivery was requested: held tables are tried at once.
+        if self._asked is None:
+            self._asked = set(commits.held)
+        return commits
 
     def _resync_begins(self, commits: LakeCommits) -> Sequence[LakeResync]:
-        """Return the tables that are to be loaded again for which that has not begun, and can begin now."""
+        """Return the resyncs that were requested, have not begun, and can begin now."""
         if (
             self._winding_up
             or self._limits.until is not None
             or commits.front.planned_to is not None
         ):
             return ()
-        known = self._store.lake_commits.resyncs(self._pipeline, self._sink_id)
-        wanted = [one for one in known if not one.begun]
+        resyncs = self._store.lake_commits.resyncs(self._pipeline, self._sink_id)
+        wanted = [resync for resync in resyncs if not resync.begun]
         if wanted and self._store.snapshots.unfinished(self._pipeline) is not None:
             return ()
         return wanted
 
     def _find(self, commits: LakeCommits) -> _Commit | PendingTable | None:
-        """Return the commit that is due, or the table whose pending changes are to be folded, if there is one."""
+        """Return the commit that is due, or the table whose pending changes are to be folded."""
         front = commits.front
         self._read_pending(front.segment)
         if self._winding_up:
@@ -357,8 +374,8 @@ class TableDelivery:
             return _Commit(None, front.segment, front.planned_to, planned=True)
         if commits.held and (table := self._table_due(commits)) is not None:
             return self._commit_of(table, front)
-        if commits.pending and (old := self._old(commits)) is not None:
-            return old
+        if commits.pending and (overdue := self._old(commits)) is not None:
+            return overdue
         if not self._pending or not self._is_due(self._pending):
             return None
         last = self._last(self._pending, front.ends)
@@ -368,20 +385,20 @@ class TableDelivery:
         """Return the held table that is to be tried now."""
         now = self._store.now()
         asked = self._asked or set()
-        for table in sorted(commits.held.values(), key=lambda one: one.next_attempt_at):
+        for table in sorted(commits.held.values(), key=lambda held: held.next_attempt_at):
             if table.next_attempt_at <= now or table.destination in asked:
                 return table
         return None
 
     def _old(self, commits: LakeCommits) -> PendingTable | None:
-        """Return a table whose pending changes are to be folded although no commit is due."""
+        """Return a table whose pending changes are due to be folded between commits."""
         if self._limits.until is not None:
             return None
         now = self._store.now()
-        for one in commits.pending.values():
-            due = one.changes > 0 and self._limits.folds(one.changes, one.since, now)
-            if due and one.destination not in commits.held:
-                return one
+        for table in commits.pending.values():
+            due = table.changes > 0 and self._limits.folds(table.changes, table.since, now)
+            if due and table.destination not in commits.held:
+                return table
         return None
 
     def _commit_of(self, table: HeldTable, front: LakeFront) -> _Commit:
@@ -405,7 +422,7 @@ class TableDelivery:
         """Return the segments after one that are ready.
 
         Raises:
-            JournalDamaged: The first of them is not in the journal.
+            JournalDamaged: The segment after `after` is no longer in the journal.
         """
         rows = self._context.segments.segments(first=after + 1, last=last, limit=limit)
         if rows and rows[0].segment != after + 1:
@@ -428,7 +445,7 @@ class TableDelivery:
         return now - rows[0].created_at >= limits.seconds
 
     def _last(self, rows: Sequence[SegmentRow], ends: Sequence[int]) -> int:
-        """Return the last segment of the commit that begins with the first of some segments."""
+        """Return the last segment of the commit that begins with the first of `rows`."""
         changes, size, last = rows[0].rows, rows[0].bytes, rows[0]
         for row in rows[1:]:
             changes += row.rows
@@ -439,7 +456,7 @@ class TableDelivery:
         return last.segment
 
     def _own(self, rows: Sequence[SegmentRow]) -> list[SegmentRow]:
-        """Return the segments that have anything for this sink."""
+        """Return the segments that have rows for this sink."""
         return [row for row in rows if row.rows and row.is_for(self._sink_id)]
 
     def _deliver(self, commit: _Commit, commits: LakeCommits) -> None:
@@ -476,10 +493,10 @@ class TableDelivery:
             self._table_moves(commit, commit.table, commits, rejected, writes)
 
     def _is_abandoned(self, table: HeldTable, rows: Sequence[SegmentRow]) -> bool:
-        """Return whether nothing goes to a held table any more, because the sink's `table` has changed.
+        """Return whether no rows go to a held table any more: the sink's `table` has changed.
 
-        Tables that only a processor names are not among the registered ones. They are told by the commit that is
-        repeated: it had rows of the table.
+        Tables whose names only a processor creates are not registered. Whether rows still go to
+        such a table is decided by staging the commit that is repeated, which had rows of it.
         """
         name, destinations = table.destination, self._stager.destinations()
         if name in destinations.values():
@@ -494,7 +511,7 @@ class TableDelivery:
         return not (staged.failed or staged.tables)
 
     def _former_destinations(self) -> Mapping[tuple[str, str], Destination]:
-        """Return where the sink has written each table of the source last."""
+        """Return the destination to which the sink last wrote each table of the source."""
         return {stored.write.source: stored.write.destination for stored in self._stored_writes()}
 
     def _stored_writes(self) -> list[StoredWrite]:
@@ -506,14 +523,19 @@ class TableDelivery:
         ]
 
     def _abandon(self, table: HeldTable, commits: LakeCommits) -> None:
-        """Hold tables in place of a held one to which nothing goes any more: those that may lack what it lacked.
+        """Hold other tables in place of a held one to which nothing goes any more.
 
-        They are the tables of the source of which the sink has written nothing yet; if there are none, the one whose rows it
-        had.
+        The others are those that may lack the changes that it lacked: the tables of the source of
+        which the sink has written nothing yet, or if there are none, the table whose rows the held
+        one had.
         """
         name, front = table.destination, commits.front.segment
         former, destinations = self._former_destinations(), self._stager.destinations()
-        free = [source for source, there in destinations.items() if there not in commits.held]
+        free = [
+            source
+            for source, destination in destinations.items()
+            if destination not in commits.held
+        ]
         moved = [source for source in free if _source(source) not in former] or [
             source for source in free if former[_source(source)] == name
         ]
@@ -532,7 +554,8 @@ class TableDelivery:
         position = self.progress.checkpoint.source_position if last is None else last.end_position
         assert position is not None, "only a segment that the sink has is gone"
         changed_at = now if last is None else last.last_ts_us / 1e6
-        # Without a row that says where their rows were to go, they would be let go at the next attempt.
+        # These writes record where the rows were to go. Without them, nothing would tell at the
+        # next attempt that rows are missing, and the tables would no longer be held.
         writes = [
             TableWrite(_source(source), name, (), 0, position, changed_at) for source in moved
         ]
@@ -545,8 +568,11 @@ class TableDelivery:
         self._record(change, replace(commits, held=held), released=True)
 
     def _begin_resyncs(self, commits: LakeCommits) -> None:
-        """Hold the tables that are to be loaded again, and request their snapshot; unless another one was requested meanwhile."""
-        tables = [one.destination for one in self._begins]
+        """Hold the tables that are to be loaded again, and request their snapshot.
+
+        Nothing happens if another snapshot has been requested meanwhile.
+        """
+        tables = [resync.destination for resync in self._begins]
         now, front = self._store.now(), commits.front.segment
         recreated = {
             name: HeldTable(name, front, None, TO_BE_RECREATED, now, 0.0, 0, recreate=True)
@@ -560,7 +586,10 @@ class TableDelivery:
             failpoint("lake-resync-begun")
 
     def _recreate(self, table: HeldTable, commits: LakeCommits) -> None:
-        """Replace a held table by one without rows or pending changes; it is no longer held then, unless others have gone on."""
+        """Replace a held table by one without rows or pending changes.
+
+        The table is no longer held then, unless the front has moved on meanwhile.
+        """
         name = table.destination
         self._lease.guard()
         writer = cast("TableWriter", self._writer or self._open(commits.front.owner))
@@ -571,16 +600,17 @@ class TableDelivery:
             self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
             return
         failpoint("lake-recreated")
-        held = {one: row for one, row in commits.held.items() if one != name}
+        held = {
+            destination: row for destination, row in commits.held.items() if destination != name
+        }
         if table.segment < commits.front.segment:
             held[name] = replace(table, recreate=False, failures=0)
         checkpoint = self.progress.checkpoint
 
         def change(writer: FencedWriter) -> None:
             writer.lake_commits.recreated(self._sink_id, _source(empty.source), name, columns)
-            if (
-                not held
-            ):  # the checkpoint does not move, but the sink may have failed because of this table
+            # The checkpoint does not move, but the sink may have failed because of this table.
+            if not held:
                 writer.checkpoints.advance(
                     self._sink_id,
                     checkpoint.segment,
@@ -594,7 +624,7 @@ class TableDelivery:
     def _write(
         self, rows: Sequence[SegmentRow], commit: _Commit, commits: LakeCommits
     ) -> tuple[Sequence[TableWrite], Mapping[Destination, Exception]] | None:
-        """Write a commit; return what tables got and which cannot be written, or None if asked to stop."""
+        """Write a commit; return the writes and the rejected tables, or None if asked to stop."""
         destination = commit.destination
         self._lease.guard()
         staged = self._stager.stage(
@@ -604,15 +634,15 @@ class TableDelivery:
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
         stored = {write.write.destination: write for write in self._stored_writes()}
-        reached = {table: one.segment for table, one in stored.items()}
+        reached = {table: write.segment for table, write in stored.items()}
         written = {table for table, segment in reached.items() if segment <= commit.after}
         left = {table: dict(stored[table].write.columns) for table in written}
-        former = {one.write.source: one.write.destination for one in stored.values()}
+        former = {write.write.source: write.write.destination for write in stored.values()}
         complete = self._complete(reached, commit, commits)
         writes: list[TableWrite] = []
         try:
             failpoint("lake-staged")
-            beside = self._plan_pending(staged.tables, commit, commits)
+            planned = self._plan_pending(staged.tables, commit, commits)
             for table in staged.tables:
                 if table.destination in complete:
                     continue
@@ -625,16 +655,16 @@ class TableDelivery:
                 self._lease.guard()
                 self._meter.sends()
                 writer = self._writer or self._open(commits.front.owner)
-                known = commits.pending.get(table.destination)
-                to = _Route(commit.last, table.destination in beside, table.destination in written)
+                pending_table = commits.pending.get(table.destination)
+                to = _Route(commit.last, table.destination in planned, table.destination in written)
                 as_left = replace(table, left=left.get(table.destination, {}))
                 try:
-                    made, pending = self._apply(writer, as_left, to, known)
+                    written_table, pending = self._apply(writer, as_left, to, pending_table)
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
                 failpoint("lake-table-committed")
-                writes.append(_table_write(table, made, rows[-1], pending=pending))
+                writes.append(_table_write(table, written_table, rows[-1], pending=pending))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
                 self.progress.moved_at = time.monotonic()
@@ -645,9 +675,10 @@ class TableDelivery:
     def _complete(
         self, reached: Mapping[Destination, int], commit: _Commit, commits: LakeCommits
     ) -> AbstractSet[Destination]:
-        """Return the tables that have a commit, which is one after a `restart`, because the store says so.
+        """Return the tables that already have a commit, according to the state store.
 
-        What it says is of this series of commits only up to where the front has been before (`LakeFront.ends`).
+        This concerns commits that are repeated after a `restart`. What the store says applies to
+        this series of commits only up to where the front has been before (`LakeFront.ends`).
         """
         before = max(commits.front.ends, default=0)
         if not self._by_store or commit.table is not None:
@@ -657,51 +688,63 @@ class TableDelivery:
     def _plan_pending(
         self, tables: Sequence[StagedTable], commit: _Commit, commits: LakeCommits
     ) -> AbstractSet[Destination]:
-        """Return the tables for which a commit is added to the pending changes, after storing which ones they are."""
-        beside: dict[Destination, tuple[str, str | None, str]] = {}
+        """Store which tables get a commit as pending changes, and return them."""
+        pending_sources: dict[Destination, tuple[str, str | None, str]] = {}
         planned: set[Destination] = set()
         limits = self._limits.pending
-        for one in tables:
-            known = commits.pending.get(one.destination)
-            if known is not None and known.segment >= commit.last:
-                planned.add(one.destination)
-            elif limits is None or one.changes >= limits.fold_changes:
+        for table in tables:
+            pending = commits.pending.get(table.destination)
+            if pending is not None and pending.segment >= commit.last:
+                planned.add(table.destination)
+            elif limits is None or table.changes >= limits.fold_changes:
                 continue
-            if all(step.kind == "rows" for step in one.steps):
-                beside[one.destination] = one.source
-        new = {one: source for one, source in beside.items() if one not in planned}
-        if new:
+            if all(step.kind == "rows" for step in table.steps):
+                pending_sources[table.destination] = table.source
+        unplanned = {
+            destination: source
+            for destination, source in pending_sources.items()
+            if destination not in planned
+        }
+        if unplanned:
             self._lease.write(
-                lambda writer: writer.lake_commits.plan_pending(self._sink_id, new, commit.last)
+                lambda writer: writer.lake_commits.plan_pending(
+                    self._sink_id, unplanned, commit.last
+                )
             )
             failpoint("lake-pending-planned")
-        return beside.keys()
+        return pending_sources.keys()
 
     def _apply(
-        self, writer: CommitWriter, table: StagedTable, to: _Route, known: PendingTable | None
+        self,
+        writer: CommitWriter,
+        table: StagedTable,
+        to: _Route,
+        pending_table: PendingTable | None,
     ) -> tuple[WrittenTable, bool]:
-        """Write a commit to a table; return it as it is then, and whether it has pending changes."""
+        """Write a commit to a table; return the new state, and whether changes are pending."""
         guard = self._lease.guard
-        required = known is not None and known.changes > 0
+        required = pending_table is not None and pending_table.changes > 0
         if to.beside or required:
             folding = _pending_writer(writer)
             add = folding.append if to.beside else folding.commit
-            made = add(table, to.through, guard, exists=to.exists, required=required)
+            written = add(table, to.through, guard, exists=to.exists, required=required)
         else:
-            made = writer.commit(table, to.through, guard, exists=to.exists)
-        # After a step back of the checkpoint, later changes may be pending.
-        last = to.through if known is None else max(to.through, known.segment)
+            written = writer.commit(table, to.through, guard, exists=to.exists)
+        # After the checkpoint was set back, changes after this commit may be pending.
+        last = to.through if pending_table is None else max(to.through, pending_table.segment)
         if not to.beside:
-            return made, last > to.through
+            return written, last > to.through
         now = self._store.now()
-        changes, since = (0, now) if known is None else (known.changes, known.since)
+        changes, since = (
+            (0, now) if pending_table is None else (pending_table.changes, pending_table.since)
+        )
         if not self._limits.folds(changes + table.changes, since, now):
-            return made, True
+            return written, True
         failpoint("lake-pending-added")
         return _pending_writer(writer).fold(table, last, guard, "after", required=True), False
 
     def _fold(self, pending: PendingTable, commits: LakeCommits) -> None:
-        """Fold pending changes between commits, and hold the table if that is not possible."""
+        """Fold pending changes between commits, and hold the table if it cannot be written."""
         name = pending.destination
         error = self._folded(pending, commits).get(name)
         if error is None:
@@ -718,7 +761,7 @@ class TableDelivery:
     def _folded(
         self, pending: PendingTable, commits: LakeCommits
     ) -> Mapping[Destination, TableRejected]:
-        """Fold the pending changes of a table; return why if that is not possible."""
+        """Fold the pending changes of a table; return the error if it is rejected."""
         table = StagedTable(
             pending.destination, pending.source, TypedSchema(()), (), frozenset(), (), 0
         )
@@ -751,8 +794,13 @@ class TableDelivery:
     ) -> None:
         """Move the front to the end of a commit, and hold the tables that could not be written."""
         now = self._store.now()
-        rejections = [self._rejection(one, error, 0, now) for one, error in rejected.items()]
-        held = {one.destination: _held(one, commit.after, commit.last, now) for one in rejections}
+        rejections = [
+            self._rejection(destination, error, 0, now) for destination, error in rejected.items()
+        ]
+        held = {
+            rejection.destination: _held(rejection, commit.after, commit.last, now)
+            for rejection in rejections
+        }
         after = LakeCommits(
             replace(commits.front, segment=commit.last, planned_to=None), {**commits.held, **held}
         )
@@ -772,12 +820,14 @@ class TableDelivery:
         rejected: Mapping[Destination, Exception],
         writes: Sequence[TableWrite],
     ) -> None:
-        """Record what became of a commit to a held table."""
+        """Record the outcome of a commit to a held table."""
         name = table.destination
         if self._asked is not None:
             self._asked.discard(name)
         error = rejected.get(name)
-        held = {one: row for one, row in commits.held.items() if one != name}
+        held = {
+            destination: row for destination, row in commits.held.items() if destination != name
+        }
         if error is not None:
             rejection = self._rejection(name, error, table.failures, self._store.now())
             held[name] = replace(
@@ -818,20 +868,20 @@ class TableDelivery:
         *,
         released: bool = False,
     ) -> None:
-        """Write what became of a commit, with the checkpoint, counts and, if tables are held, the failure.
+        """Write the outcome of a commit: checkpoint, counts, and the failure of held tables.
 
         Args:
-            change: Writes it.
-            after: How far the tables have come then.
+            change: Writes the outcome.
+            after: How far the tables have come afterwards.
             rows: The segments that the front has passed.
-            released: Whether a table may be held no longer, so that without others the failure has ended.
+            released: Whether a table may no longer be held; if no other is, the failure has ended.
         """
         checkpoint = self.progress.checkpoint
         moves = after.reached > checkpoint.whole_segment or (released and not after.held)
         reached = self._context.segments.segment(after.reached) if moves else None
         tally = self._meter.passed(rows)
         failing = _failing(after.held)
-        why, held = _held_text(self._sink_id, failing), failing.values()
+        reason, held = _held_text(self._sink_id, failing), failing.values()
 
         def write(writer: FencedWriter) -> None:
             moved = change(writer)
@@ -849,11 +899,11 @@ class TableDelivery:
             if held:
                 writer.checkpoints.held(
                     self._sink_id,
-                    why,
+                    reason,
                     remedy=_held_remedy(failing),
-                    failures=max(1, *(one.failures for one in held)),
-                    since=min(one.since for one in held),
-                    next_attempt_at=min(one.next_attempt_at for one in held),
+                    failures=max(1, *(table.failures for table in held)),
+                    since=min(table.since for table in held),
+                    next_attempt_at=min(table.next_attempt_at for table in held),
                 )
 
         self._lease.write(write)
@@ -868,11 +918,11 @@ class TableDelivery:
         self.progress.moved_at = time.monotonic()
         self._thread.attempts.succeeded()
         if self._thread.stop.is_set():
-            self._show_held(after.held)  # nothing comes that would say why the sink is behind
+            self._show_held(after.held)  # no later call of `due` will show why the sink is behind
         failpoint("checkpoint-written")
 
     def _show_held(self, held: Mapping[Destination, HeldTable]) -> None:
-        """Show the sink as failing because of held tables, or no longer."""
+        """Show the sink as failing because of held tables, or as no longer failing."""
         attempts = self._thread.attempts
         if attempts.error is not None and attempts.error is not self._held_error:
             return
@@ -886,25 +936,25 @@ class TableDelivery:
 
 
 def _pending_writer(writer: CommitWriter) -> PendingWriter:
-    """Return the writer of a sink that has, or had, pending changes: only kinds whose writer folds them have any."""
+    """Return the writer as one that folds: only sinks with such a writer have pending changes."""
     return cast("PendingWriter", writer)
 
 
 def _table_write(
-    table: StagedTable, made: WrittenTable, last: SegmentRow, *, pending: bool
+    table: StagedTable, written: WrittenTable, last: SegmentRow, *, pending: bool
 ) -> TableWrite:
     """Return what a commit, whose last segment with changes is `last`, has added to a table."""
     return TableWrite(
         _source(table.source),
         table.destination,
-        made.columns,
+        written.columns,
         table.changes,
         last.end_position,
         last.last_ts_us / 1e6,
         pending,
-        made.figures,
+        written.figures,
         tuple(sorted(table.identities[name] for name in table.unfilled)),
-        made.int64_timestamps,
+        written.int64_timestamps,
     )
 
 
@@ -929,19 +979,20 @@ def _held(rejection: Rejection, segment: int, planned_to: int | None, now: float
 
 
 def _failing(held: Mapping[Destination, HeldTable]) -> Mapping[Destination, HeldTable]:
-    """Return the held tables without those that are about to be recreated, which is no failure."""
-    return {name: one for name, one in held.items() if one.failures or not one.recreate}
+    """Return the held tables without those that only wait to be recreated, which is no failure."""
+    return {name: table for name, table in held.items() if table.failures or not table.recreate}
 
 
 def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:
     """Return which tables of a sink are held, and why."""
     reasons = [
-        f"table {'.'.join(one.destination)} has everything up to segment {one.segment} and is held: {one.error}"
-        for one in held.values()
+        f"table {'.'.join(table.destination)} has everything up to segment {table.segment} "
+        f"and is held: {table.error}"
+        for table in held.values()
     ]
     return f"sink {sink_id}: " + "; ".join(reasons)
 
 
 def _held_remedy(held: Mapping[Destination, HeldTable]) -> Commands:
-    """Return the commands that let the held tables of a sink go on."""
-    return tuple(dict.fromkeys(command for one in held.values() for command in one.remedy))
+    """Return the commands that remedy the failures of a sink's held tables."""
+    return tuple(dict.fromkeys(command for table in held.values() for command in table.remedy))

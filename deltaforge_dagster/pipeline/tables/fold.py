@@ -1,7 +1,8 @@
-"""Folds the changes of keys: for tables with one row per key, and for tables with all versions of each row.
+"""Folds the changes of keys, for tables of the modes `current` and `history`.
 
-Rows are columns of a table, the key's hash, and of `staged.META` the place, the operation, the time, and what they
-lack; updates that change the key and lack values have the old key. All functions handle whole columns at once.
+Rows have the columns of a table, the key's hash, and of `staged.META` the place, the operation, the
+time, and the absent columns; updates that change the key and lack values also have the old key. All
+functions handle whole columns at once.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ class FoldedStep:
     """What the rows of some keys contribute to a step of their table.
 
     Attributes:
-        epoch: How many truncates are before it.
-        level: Its level between them (`steps`); odd if its rows change keys and lack values.
+        epoch: Number of truncates before the step.
+        level: Its level between these truncates (`steps`); odd if its rows change keys and lack
+            values.
         rows: The rows, as `staged` describes them.
         absent: The columns that some rows lack.
-        inserts_only: Whether all changes are inserts, of keys that differ.
-        reads: Whether all rows are those of snapshots, of keys that nothing else in the step changes.
+        inserts_only: Whether all changes are inserts, each of another key.
+        reads: Whether all rows are snapshot rows, of keys that no other change in the step has.
         last: Place of the last change.
     """
 
@@ -72,21 +74,24 @@ def fold(
                 levels[kept],
             )  # fmt: skip
     steps = epochs * (2 + int(levels.max(initial=0))) + levels
-    found, first, counts = np.unique(steps, return_index=True, return_counts=True)
-    for step, row, count in zip(found.tolist(), first.tolist(), counts.tolist(), strict=True):
+    step_numbers, first, counts = np.unique(steps, return_index=True, return_counts=True)
+    for step, row, count in zip(
+        step_numbers.tolist(), first.tolist(), counts.tolist(), strict=True
+    ):
         chosen = steps == step
-        some = rows if count == rows.num_rows else rows.filter(pa.array(chosen))
+        step_rows = rows if count == rows.num_rows else rows.filter(pa.array(chosen))
         places = np.lexsort((ordinals[chosen], segments[chosen]))
         last = places[-1]
-        place = ChangePlace(int(segments[chosen][last]), int(ordinals[chosen][last]))
+        last_place = ChangePlace(int(segments[chosen][last]), int(ordinals[chosen][last]))
         if rekeys[row]:
-            parts = [_FoldedPart(_rekeys(some.take(places), columns, key, mode))]
+            parts = [_FoldedPart(_rekeys(step_rows.take(places), columns, key, mode))]
         else:
-            parts = _folded(some, places, columns, key, mode, apart=not plan.together)
+            parts = _folded(step_rows, places, columns, key, mode, apart=not plan.together)
         for part in parts:
             names = frozenset(absent.masks_of(part.rows.column("df_absent").combine_chunks()))
             yield FoldedStep(
-                int(epochs[row]), int(levels[row]), part.rows, names, part.inserts_only, part.reads, place
+                int(epochs[row]), int(levels[row]), part.rows, names,
+                part.inserts_only, part.reads, last_place,
             )  # fmt: skip
 
 
@@ -108,7 +113,10 @@ def _folded(
     *,
     apart: bool,
 ) -> list[_FoldedPart]:
-    """Return the folded rows of a step: what snapshots have read apart from the rest, if that may be applied before it."""
+    """Return the folded rows of a step: with `apart`, snapshot rows separately, before the rest.
+
+    Only snapshot rows whose key has no other change in the step are separated.
+    """
     codes = key_codes([rows.column(name).combine_chunks() for name in key])
     order = places[np.argsort(codes[places], kind="stable")]
     codes = codes[order]
@@ -138,7 +146,7 @@ def _folded(
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Changes by key, those of a key in the order of the journal.
+    """Changes grouped by key, those of each key in the order of the journal.
 
     Attributes:
         order: The numbers of the rows.
@@ -155,51 +163,52 @@ class _Groups:
 
     def made(self, rows: pa.Table, columns: pa.Schema, mode: TableMode) -> pa.Table:
         """Return the wanted changes as rows of a staged file."""
-        made, lacking = self._columns(rows, columns)
+        arrays, lacking = self._columns(rows, columns)
         chosen = self.wanted
         index = self.order[chosen]
-        gone = self.deletes[chosen]
-        made["df_op"] = _ops(gone)
+        deleted = self.deletes[chosen]
+        arrays["df_op"] = _ops(deleted)
         for name in PLACE:
-            made[name] = rows.column(name).combine_chunks().take(index)
-        made["df_absent"] = absent.names_of(lacking, len(chosen))
+            arrays[name] = rows.column(name).combine_chunks().take(index)
+        arrays["df_absent"] = absent.names_of(lacking, len(chosen))
         if mode == "history":
             times = rows.column("df_event_time").combine_chunks().take(self.order)
             following = chosen + 1
-            ends = np.append(self.starts, True)[following] | gone
-            made["df_valid_from"] = times.take(chosen)
-            made["df_valid_to"] = times.take(pa.array(following, pa.int64(), mask=ends))
-        return pa.table(made)
+            ends = np.append(self.starts, True)[following] | deleted
+            arrays["df_valid_from"] = times.take(chosen)
+            arrays["df_valid_to"] = times.take(pa.array(following, pa.int64(), mask=ends))
+        return pa.table(arrays)
 
     def _columns(
         self, rows: pa.Table, columns: pa.Schema
     ) -> tuple[dict[str, pa.Array[Any]], dict[str, Mask]]:
-        """Return the columns of the wanted changes, with values from changes before them, and what they still lack."""
+        """Return the wanted changes' columns, filled from earlier changes, and what they lack."""
         masks = absent.masks_of(rows.column("df_absent").combine_chunks())
-        made: dict[str, pa.Array[Any]] = {}
+        arrays: dict[str, pa.Array[Any]] = {}
         lacking: dict[str, Mask] = {}
         plain = self.order[self.wanted]
         for field in columns:
             column = rows.column(field.name).combine_chunks()
             if field.name not in masks:
-                made[field.name] = column.take(plain)
+                arrays[field.name] = column.take(plain)
                 continue
-            found, lost = self._sources(masks[field.name][self.order])
-            made[field.name] = column.take(pa.array(found, pa.int64(), mask=found < 0))
+            sources, lost = self._sources(masks[field.name][self.order])
+            arrays[field.name] = column.take(pa.array(sources, pa.int64(), mask=sources < 0))
             if lost.any():
                 lacking[field.name] = lost
-        return made, lacking
+        return arrays, lacking
 
     def _sources(self, mask: Mask) -> tuple[Longs, Mask]:
-        """Return the row that has each wanted change's value of a column, -1 for null; and which changes lack it.
+        """Return the row with each wanted change's value, -1 for null; and which changes lack it.
 
-        A change that is no update has a value, which may be null: only an update leaves a column as it was.
+        `mask` tells which changes lack the column. Only an update leaves a column as it was; any
+        other change has a value, which may be null.
         """
         numbers = np.arange(len(mask))
         last = np.maximum.accumulate(np.where(mask & self.updates, -1, numbers))[self.wanted]
         first = np.maximum.accumulate(np.where(self.starts, numbers, 0))[self.wanted]
         lost = (last < first) & ~self.deletes[self.wanted]
-        # After a delete there is nothing: an update behind it begins a new row.
+        # After a delete, there is no earlier value: an update that follows it begins a new row.
         null = lost | self.deletes[last] & (last != self.wanted)
         return np.where(null, -1, self.order[last]), lost
 
@@ -207,12 +216,12 @@ class _Groups:
 def _rekeys(rows: pa.Table, columns: pa.Schema, key: Sequence[str], mode: TableMode) -> pa.Table:
     """Return updates that change the key and lack values."""
     names = [*columns.names, *(OLD_KEY + name for name in key), *PLACE, "df_absent"]
-    made = {name: rows.column(name).combine_chunks() for name in names}
-    made["df_op"] = _ops(np.zeros(rows.num_rows, np.bool_))
+    arrays = {name: rows.column(name).combine_chunks() for name in names}
+    arrays["df_op"] = _ops(np.zeros(rows.num_rows, np.bool_))
     if mode == "history":
-        made["df_valid_from"] = made["df_event_time"]
-        made["df_valid_to"] = pa.nulls(rows.num_rows, made["df_event_time"].type)
-    return pa.table(made)
+        arrays["df_valid_from"] = arrays["df_event_time"]
+        arrays["df_valid_to"] = pa.nulls(rows.num_rows, arrays["df_event_time"].type)
+    return pa.table(arrays)
 
 
 def _ops(deletes: Mask) -> pa.Array[Any]:

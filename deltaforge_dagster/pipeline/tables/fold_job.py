@@ -1,4 +1,4 @@
-"""The second Spark job of a commit: folds the changes of some keys of a table, and writes a file for each step.
+"""The second Spark job of a commit: folds the changes of keys, and writes a file for each step.
 
 Workers import this module: it needs no Spark.
 """
@@ -25,7 +25,7 @@ from deltaforge_dagster.sinks.tables.staged import ChangePlace, TableMode
 
 @dataclass(frozen=True, slots=True)
 class FoldTask:
-    """Some keys of a table, that one task folds.
+    """Some keys of a table, which one task folds.
 
     Attributes:
         table: Number of the table in the commit.
@@ -88,39 +88,39 @@ class FoldJob:
             for step in fold(_rows(task), task.columns, task.key, self.mode, task.plan):
                 path = f"{self.folder}/{self.name}.{uuid.uuid4().hex}.parquet"
                 write_parquet(path, step.rows)
-                made = FoldedFile(
+                file = FoldedFile(
                     task.table, path, step.epoch, step.level, step.rows.num_rows,
                     sorted(step.absent), step.inserts_only, step.reads, step.last,
                 )  # fmt: skip
-                yield TaskReport(asdict(made))
+                yield TaskReport(asdict(file))
 
 
 def _rows(task: FoldTask) -> pa.Table:
     """Return the changes of a task's keys."""
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     for path, numbers in task.batches:
         try:
             with encoded_files.open_file(path) as file:
                 reader = pa.ipc.open_file(cast("pa.NativeFile", file))
-                found += [
+                tables += [
                     pa.Table.from_batches([completed(reader.get_batch(number), task.columns)])
                     for number in numbers
                 ]
         except (OSError, JournalDamaged) as error:
             raise StoreUnavailable(f"the typed file {path} cannot be read") from error
-    return pa.concat_tables(found, promote_options="default")
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def completed(rows: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """Return rows with all columns of their table. Updates lack those that are added here."""
+    """Return rows with all columns of their table; columns added here are absent in updates."""
     missing: Collection[str] = [name for name in columns.names if name not in rows.schema.names]
     if not missing:
         return rows
     masks = absent.masks_of(cast("pa.ListArray[Any]", rows.column("df_absent")))
     updates = pc.equal(rows.column("df_op"), pa.scalar("u")).to_numpy(zero_copy_only=False)
-    made: dict[str, pa.Array[Any]] = dict(zip(rows.schema.names, rows.columns, strict=True))
+    arrays: dict[str, pa.Array[Any]] = dict(zip(rows.schema.names, rows.columns, strict=True))
     for name in missing:
-        made[name] = pa.nulls(rows.num_rows, columns.field(name).type)
+        arrays[name] = pa.nulls(rows.num_rows, columns.field(name).type)
         masks[name] = updates
-    made["df_absent"] = absent.names_of(masks, rows.num_rows)
-    return pa.RecordBatch.from_pydict(made)
+    arrays["df_absent"] = absent.names_of(masks, rows.num_rows)
+    return pa.RecordBatch.from_pydict(arrays)

@@ -1,4 +1,7 @@
-"""Keys of rows as columns: their hashes, which are the same in every task, and which rows have the same key."""
+"""Hashes and compares the keys of rows, column by column.
+
+The hash of a key is the same in every task.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 Words = npt.NDArray[np.uint64]
 
 _BASIS, _PRIME = 0xCBF29CE484222325, 0x100000001B3
-"""Of the hash FNV-1a with 64 bits (RFC 9923)."""
+"""Offset basis and prime of the hash FNV-1a with 64 bits (RFC 9923)."""
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-"""Of the finalizer of SplitMix64."""
+"""Multipliers of the finalizer of SplitMix64."""
 _WORD = 8
 
 
 def key_hashes(columns: Sequence[pa.Array[Any]]) -> Words:
-    """Return a hash of each row's key, which depends on nothing but the values of the key columns."""
+    """Return a hash of each row's key, which depends only on the values of the key columns."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = _mixed(hashes * np.uint64(31) + _hashes(column))
@@ -30,21 +33,25 @@ def key_hashes(columns: Sequence[pa.Array[Any]]) -> Words:
 
 
 def key_codes(columns: Sequence[pa.Array[Any]]) -> Longs:
-    """Return a number for each row, which is the same for rows with the same key, and different for others."""
+    """Return a number for each row, equal for rows with the same key and different for others."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        found = normal(column).dictionary_encode()
-        of_column = found.indices.to_numpy().astype(np.int64)
+        encoded = normal(column).dictionary_encode()
+        of_column = encoded.indices.to_numpy().astype(np.int64)
         if codes.any():
-            _, of_column = np.unique(codes * len(found.dictionary) + of_column, return_inverse=True)
+            _, of_column = np.unique(
+                codes * len(encoded.dictionary) + of_column, return_inverse=True
+            )
         codes = of_column
     return codes
 
 
 def normal(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a key column in which equal keys are equal: databases take 0.0 and -0.0 for the same key, and NaN for one.
+    """Return a key column as values that are equal exactly if the keys are equal.
 
-    UUIDs are bytes, because Arrow neither compares nor hashes its own type of them.
+    Databases take 0.0 and -0.0 for the same key, and every NaN for one key.
+
+    UUIDs become bytes, because Arrow can neither compare nor hash its own UUID type.
     """
     if isinstance(column, pa.ExtensionArray):
         return cast("pa.Array[Any]", column.storage)
@@ -89,8 +96,8 @@ def _hash_texts(source: Bytes, ends: npt.NDArray[np.int32], out: Words) -> None:
     """Hash texts with FNV-1a."""
     for row in range(out.size):
         hashed = np.uint64(_BASIS)
-        for at in range(ends[row], ends[row + 1]):
-            hashed = (hashed ^ np.uint64(source[at])) * np.uint64(_PRIME)
+        for offset in range(ends[row], ends[row + 1]):
+            hashed = (hashed ^ np.uint64(source[offset])) * np.uint64(_PRIME)
         out[row] = hashed
 
 

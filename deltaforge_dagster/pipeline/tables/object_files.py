@@ -1,12 +1,14 @@
-"""The Spark job of a commit of object files: a task reads the commit's segments, and writes the content of each object.
+"""The Spark job of a commit of object files: one task writes the content of each object.
 
-An object has the changes of one table and period (`ObjectForm`), in their order; in Parquet also those of one *run*: a
-stretch of the table's changes of one table version. What has no version, such as a truncate, is in the run around it.
-So which objects a commit has, and which changes are in each, depends on the commit alone. That is why one task reads all of
-it: several would share the changes out by rules that a later release may change.
+An object has the changes of one table and period (`ObjectForm`), in their order; in Parquet only
+those of one *run*: consecutive changes of the table that have the same table version. A change
+without a version, such as a truncate, belongs to the run around it. So which objects a commit has,
+and which changes are in each, depends on the commit alone. That is why one task reads the whole
+commit: several would divide the changes among them by rules that a later release may change.
 
-A task holds few rows: JSON lines are written at once, typed rows in groups. If a field turns up that a Parquet file does not
-have, the file goes on in another one, with this column, and in the end they are put together.
+The task holds few rows in memory: JSON lines are written at once, typed rows in groups. If a field
+appears that a Parquet file has no column for, the object is continued in another file with this
+column, and at the end the files are combined into one.
 
 Workers import this module: it needs no Spark.
 """
@@ -65,12 +67,12 @@ MAX_MEMORY = 128 << 20
 """Arrow memory of the typed rows that a task holds before it writes them."""
 
 _FEW_VALUES = ["op", "source_db", "source_schema", "source_table", "schema_version", "tx_id"]
-"""Columns of Parquet files that are written as dictionaries."""
+"""Columns of Parquet files that are written with dictionary encoding."""
 
 _TO_THE_END = np.iinfo(np.int64).max
 
 _DIGITS: Mapping[str, int] = {"segment": 12, "ordinal": 10}
-"""The digits of the parts of a `sequence`."""
+"""Number of digits of each part of a `sequence`."""
 
 _UNITS: Mapping[str, str] = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 
@@ -87,9 +89,10 @@ class ObjectPlan:
         form: The form of the objects.
         selection: The changes that the sink gets.
         origin: Where the changes come from.
-        schemas: The columns of each table version, by table and fingerprint; the newest is the last. Not for JSON lines.
+        schemas: The columns of each table version, by table and fingerprint, the newest last; not
+            used for JSON lines.
         declared: By full name of a table, the columns of its rows if it is not registered.
-        unknown: The columns of other tables: none, all fields are text.
+        unknown: The columns of all other tables: none, because all their fields are added as text.
         skipped: Tables that are not staged.
     """
 
@@ -106,13 +109,13 @@ class ObjectPlan:
         return name not in self.skipped
 
     def first_version(self, name: TableName) -> str | None:
-        """Return the table version of changes without one, such as truncates, that come before all that have one."""
+        """Return the version of changes without one that come before all that have one."""
         return next(iter(self.schemas.get(name, ())), None)
 
     def schema(self, name: TableName, version: str | None) -> TypedSchema:
         """Return the columns of a table version."""
-        found = self.schemas.get(name, {}).get(version or "")
-        return found or self.declared.get(full_name(name), self.unknown)
+        schema = self.schemas.get(name, {}).get(version or "")
+        return schema or self.declared.get(full_name(name), self.unknown)
 
 
 @dataclass(slots=True)
@@ -183,8 +186,8 @@ class ObjectJob:
                 rows = chosen_rows(frame, self.plan.selection, self.plan.wants)
                 if rows.num_rows:
                     objects.accept(rows)
-            for one in objects.finished():
-                yield one.report()
+            for object_file in objects.finished():
+                yield object_file.report()
 
 
 class _Objects:
@@ -207,7 +210,7 @@ class _Objects:
         self._failed: dict[TableName, ObjectFile] = {}
 
     def accept(self, rows: pa.RecordBatch) -> None:
-        """Add changes to the objects that they belong to."""
+        """Add changes to their objects."""
         began = _periods(rows, self._plan.form.period)
         lines = self._plan.form.format == "jsonl"
         texts = native_envelope(self._plan.origin, rows) if lines else None
@@ -226,9 +229,9 @@ class _Objects:
                 self._failed[name] = ObjectFile(name, ObjectPart(None, None), first=at, error=str(error))  # fmt: skip
                 continue
             self._add(name, self._run(name, version), of_version, content, began[places])
-        if sum(one.memory for one in self._writers.values()) > MAX_MEMORY:
-            for one in self._writers.values():
-                one.flush()
+        if sum(writer.memory for writer in self._writers.values()) > MAX_MEMORY:
+            for writer in self._writers.values():
+                writer.flush()
 
     def finished(self) -> Iterator[ObjectFile]:
         """Finish the files; yield them, and the tables that cannot be staged."""
@@ -245,12 +248,14 @@ class _Objects:
             yield file
 
     def _of_runs(self, rows: pa.RecordBatch) -> Iterator[tuple[TableName, str | None, _Places]]:
-        """Yield the runs of the rows, each table's in order: table, version, and where its rows are."""
+        """Yield the runs of rows, each table's in order: table, version, numbers of the rows."""
         versions: dict[TableName, list[tuple[str | None, _Places]]] = {}
         parquet = self._plan.form.format == "parquet"
-        for one, places in table_versions(rows, np.ones(rows.num_rows, np.bool_)):
-            of_table = versions.setdefault((one.db, one.schema, one.table), [])
-            of_table.append((one.schema_version if parquet else None, places))
+        for table_version, places in table_versions(rows, np.ones(rows.num_rows, np.bool_)):
+            of_table = versions.setdefault(
+                (table_version.db, table_version.schema, table_version.table), []
+            )
+            of_table.append((table_version.schema_version if parquet else None, places))
         for name, parts in versions.items():
             run = self._runs.get(name)
             before = run.version if run is not None else self._plan.first_version(name)
@@ -258,7 +263,7 @@ class _Objects:
                 yield name, version, places
 
     def _run(self, name: TableName, version: str | None) -> _Run:
-        """Return the run to which the next changes of a table belong; if it is a new one, finish the files of the last."""
+        """Return the run of a table's next changes; a new one finishes the files of the last."""
         run = self._runs.get(name)
         if run is not None and run.version == version:
             return run
@@ -281,19 +286,19 @@ class _Objects:
     ) -> None:
         """Add the content of rows to the objects of their periods."""
         for time in np.unique(began):
-            here = np.flatnonzero(began == time)
+            places = np.flatnonzero(began == time)
             period = None if self._plan.form.period is None else int(time)
             part = ObjectPart(period, run.version, run.number)
             key = name, part
             if key not in self._writers:
                 self._writers[key] = self._writer()
-                self._files[key] = ObjectFile(name, part, first=place_of(rows, int(here[0])))
+                self._files[key] = ObjectFile(name, part, first=place_of(rows, int(places[0])))
             file = self._files[key]
-            file.rows += len(here)
-            file.last = place_of(rows, int(here[-1]))
-            all_rows = len(here) == content.num_rows
+            file.rows += len(places)
+            file.last = place_of(rows, int(places[-1]))
+            all_rows = len(places) == content.num_rows
             self._writers[key].add(
-                content if all_rows else content.take(pa.array(here, pa.int64()))
+                content if all_rows else content.take(pa.array(places, pa.int64()))
             )
 
     def _writer(self) -> _ObjectContent:
@@ -309,30 +314,32 @@ class _Objects:
             TableRejected: A value does not fit its type.
         """
         key = name, version
-        known = self._plan.schema(name, version)
-        schema = self._schemas.get(key, known)
+        version_schema = self._plan.schema(name, version)
+        schema = self._schemas.get(key, version_schema)
         after, before = rows.column("after"), _before(rows)
         typed = _images(name, after, schema, rows)
         old = _images(name, before, typed.schema, rows)
         if old.schema != typed.schema:
             typed = _images(name, after, old.schema, rows)
         self._schemas[key] = old.schema
-        added = {one.name for one in old.schema.columns[len(known.columns) :]}
+        added = {column.name for column in old.schema.columns[len(version_schema.columns) :]}
         lacking = _lacking(BEFORE, old, before, added) | _lacking(AFTER, typed, after, added)
         columns = _meta(self._plan.origin, rows)
         columns["absent"] = absent.names_of(lacking, rows.num_rows)
         for prefix, images in ((BEFORE, old), (AFTER, typed)):
-            for one, values in zip(images.schema.columns, images.batch.columns, strict=True):
-                columns[prefix + one.name] = values
+            for column, values in zip(images.schema.columns, images.batch.columns, strict=True):
+                columns[prefix + column.name] = values
         fields = [*IMAGE_META]
         for prefix in (BEFORE, AFTER):
-            fields += [one.field.with_name(prefix + one.name) for one in old.schema.columns]
+            fields += [
+                column.field.with_name(prefix + column.name) for column in old.schema.columns
+            ]
         return pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A stretch of a table's changes of one version, and its number among those of the commit."""
+    """The version of consecutive changes of a table, and the run's number in the commit."""
 
     version: str | None
     number: int
@@ -395,7 +402,7 @@ class _LineWriter(_ObjectContent):
             self._stream.write(_lines(cast("pa.StringArray", texts)))
 
     def flush(self) -> None:
-        """Do nothing: lines are not held."""
+        """Do nothing: lines are not held in memory."""
 
     def finish(self) -> str:
         """Finish the file, and return its path."""
@@ -416,7 +423,7 @@ class _ParquetWriter(_ObjectContent):
         self._paths: list[str] = []
 
     def add(self, content: pa.Table) -> None:
-        """Add rows with the columns of the object, which may have become more."""
+        """Add rows with the columns of the object, to which columns may have been added."""
         if self._schema is not None and content.schema != self._schema:
             self._close()
         self._schema = content.schema
@@ -439,15 +446,17 @@ class _ParquetWriter(_ObjectContent):
         if len(self._paths) == 1:
             return self._paths[0]
         assert self._schema is not None  # the last one has all columns
-        whole = self._new(self._schema)
+        combined = self._new(self._schema)
         for path in self._paths:
             with contextlib.closing(encoded_files.open_file(path)) as file:
                 parquet = pq.ParquetFile(cast("IO[bytes]", file))
                 for group in range(parquet.num_row_groups):
-                    whole.writer.write_table(_widened(parquet.read_row_group(group), self._schema))
-        whole.close()
+                    combined.writer.write_table(
+                        _widened(parquet.read_row_group(group), self._schema)
+                    )
+        combined.close()
         encoded_files.remove(*self._paths)
-        return whole.path
+        return combined.path
 
     def _close(self) -> None:
         self.flush()
@@ -490,10 +499,11 @@ def _periods(rows: pa.RecordBatch, period: str | None) -> _Places:
 
 
 def _in_runs(versions: Sequence[tuple[str | None, _Places]], before: str | None) -> _Runs:
-    """Yield the runs of a table's rows in order: their version, and where the rows are.
+    """Yield the runs of a table's rows in order: their version, and the numbers of the rows.
 
     Args:
-        versions: Each version, and where its rows are. Rows of the version None belong to the run before them.
+        versions: Each version with the numbers of its rows. Rows of version None belong to the run
+            before them.
         before: The version of the run before the first row.
     """
     names = [before, *(version for version, _ in versions)]
@@ -502,15 +512,15 @@ def _in_runs(versions: Sequence[tuple[str | None, _Places]], before: str | None)
     codes[np.array([name is None for name in names])[codes]] = 0
     order = np.argsort(places)
     places, codes = places[order], codes[order]
-    known = np.maximum.accumulate(np.where(codes > 0, np.arange(1, len(codes) + 1), 0))
-    codes = np.concatenate([[0], codes])[known]
+    latest = np.maximum.accumulate(np.where(codes > 0, np.arange(1, len(codes) + 1), 0))
+    codes = np.concatenate([[0], codes])[latest]
     begins = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
     for start, stop in pairwise(begins):
         yield names[codes[start]], places[start:stop]
 
 
 def _before(rows: pa.RecordBatch) -> pa.Array[Any]:
-    """Return the images before the changes; of a delete without one, its key."""
+    """Return the images before the changes; for a delete without such an image, its key."""
     before = rows.column("before")
     keys = is_op(rows, "d") & before.is_null().to_numpy(zero_copy_only=False)
     if not keys.any():
@@ -522,7 +532,7 @@ def _images(
     name: TableName, images: pa.Array[Any], schema: TypedSchema, rows: pa.RecordBatch
 ) -> TypedRows:
     if images.null_count == len(images):  # nothing to read, as in inserts
-        columns = [pa.nulls(len(images), one.type) for one in schema.arrow]
+        columns = [pa.nulls(len(images), column.type) for column in schema.arrow]
         return TypedRows(schema, pa.RecordBatch.from_arrays(columns, schema=schema.arrow), {}, ())
     typed = typed_rows(cast("pa.StringArray", images), schema)
     check_values(name, typed, rows)
@@ -532,10 +542,10 @@ def _images(
 def _lacking(
     prefix: str, typed: TypedRows, images: pa.Array[Any], added: set[str]
 ) -> dict[str, Mask]:
-    """Return which images lack a column of the table version, by its name in the object."""
-    there = images.is_valid().to_numpy(zero_copy_only=False)
+    """Return by column name in the object which images lack this column of the table version."""
+    valid = images.is_valid().to_numpy(zero_copy_only=False)
     return {
-        prefix + name: ~present.to_numpy(zero_copy_only=False) & there
+        prefix + name: ~present.to_numpy(zero_copy_only=False) & valid
         for name, present in typed.present.items()
         if name not in added
     }
@@ -563,7 +573,7 @@ def _meta(origin: EventOrigin, rows: pa.RecordBatch) -> dict[str, pa.Array[Any]]
 
 
 def _sequences(rows: pa.RecordBatch) -> pa.StringArray:
-    """Return the places of changes in the journal, as texts that sort as they do."""
+    """Return the places of changes in the journal as texts that sort in the same order."""
     parts = [
         pc.utf8_lpad(cast("pa.StringArray", rows.column(name).cast(pa.string())), digits, "0")
         for name, digits in _DIGITS.items()
@@ -572,26 +582,36 @@ def _sequences(rows: pa.RecordBatch) -> pa.StringArray:
 
 
 def _positions(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
-    """Return the positions in the log: `lsn:<LSN>`, `binlog:file=<file>,pos=<end>` or `seq:<number>`; null for snapshots."""
-    fields = [one for one in origin.position_fields if one.column in {"file", "pos"}]
+    """Return the positions of changes in the source's log; null for snapshot rows.
+
+    Their forms are `lsn:<LSN>`, `binlog:file=<file>,pos=<end>` and `seq:<number>`.
+    """
+    fields = [part for part in origin.position_fields if part.column in {"file", "pos"}]
     pieces: list[str | Optional] = []
     if len(fields) > 1:
-        for number, one in enumerate(fields):
-            pieces += ["," if number else "binlog:", f"{one.name}="]
-            pieces.append(Optional("", position_values(one, rows)))
+        for number, part in enumerate(fields):
+            pieces += ["," if number else "binlog:", f"{part.name}="]
+            pieces.append(Optional("", position_values(part, rows)))
     else:
-        for one in fields:
-            pieces += ["lsn:" if one.form == "lsn" else "seq:", Optional("", position_values(one, rows))]  # fmt: skip
-    known = ~is_snapshot(rows) & rows.column("pos").is_valid().to_numpy(zero_copy_only=False)
+        for part in fields:
+            pieces += [
+                "lsn:" if part.form == "lsn" else "seq:",
+                Optional("", position_values(part, rows)),
+            ]
+    has_position = ~is_snapshot(rows) & rows.column("pos").is_valid().to_numpy(zero_copy_only=False)
     texts = concat(rows.num_rows, pieces)
-    return cast("pa.Array[Any]", pc.if_else(pa.array(known), texts, pa.scalar(None, pa.string())))
+    return cast(
+        "pa.Array[Any]", pc.if_else(pa.array(has_position), texts, pa.scalar(None, pa.string()))
+    )
 
 
 def _as_lines(name: TableName, texts: pa.Array[Any], rows: pa.RecordBatch) -> pa.Table:
-    """Return events as a table with the column `text`: each with its `sequence`, which raw payloads have no place for.
+    """Return events as a table with the column `text`, each with its `sequence`.
+
+    A raw payload gets no `sequence`, because it has no place for one.
 
     Raises:
-        TableRejected: One is not JSON and has a line break.
+        TableRejected: A raw payload has a line break.
     """
     raw = rows.column("raw_payload")
     any_raw = pc.any(raw).as_py()
@@ -614,7 +634,10 @@ def _as_lines(name: TableName, texts: pa.Array[Any], rows: pa.RecordBatch) -> pa
 
 
 def _lines(texts: pa.StringArray) -> memoryview:
-    """Return texts with a line break behind each; breaks in them, which JSON has between tokens only, become blanks."""
+    """Return texts with a line break after each.
+
+    Line breaks within a text become blanks; JSON has them between tokens only.
+    """
     joined = cast("pa.StringArray", pc.binary_join_element_wise(cast("Any", texts), "", "\n"))
     lines = _bytes(joined)
     if np.count_nonzero(np.frombuffer(lines, np.uint8) == ord("\n")) == len(texts):
@@ -632,11 +655,11 @@ def _bytes(texts: pa.StringArray) -> memoryview:
 
 
 def _widened(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with all columns of a schema; those that they lack are null."""
+    """Return rows with all columns of a schema; columns that the rows lack are null."""
     columns = [
-        rows.column(one.name)
-        if one.name in rows.column_names
-        else pa.nulls(rows.num_rows, one.type)
-        for one in schema
+        rows.column(column.name)
+        if column.name in rows.column_names
+        else pa.nulls(rows.num_rows, column.type)
+        for column in schema
     ]
     return pa.table(cast("Any", columns), schema=schema)

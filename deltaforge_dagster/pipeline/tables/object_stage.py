@@ -1,4 +1,4 @@
-"""Stages commits of object files: has a Spark task write the content of each object (`object_files`)."""
+"""Stages commits of object files: a Spark task writes the objects' content (`object_files`)."""
 
 from __future__ import annotations
 
@@ -51,35 +51,38 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: CommitFiles
     ) -> StagedCommit:
         plan = self._plan(segments, wants)
-        shares = [Share(one.path, None, 0, 1) for one in segments]
+        shares = [Share(segment.path, None, 0, 1) for segment in segments]
         work = ObjectJob(self._journal.url, plan, shares, job.folder, job.name)
-        what = f"segments {segments[0].segment} to {segments[-1].segment}"
-        files = [ObjectFile.of_report(one) for one in self._run(work.run, 1, what)]
+        label = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [ObjectFile.of_report(report) for report in self._run(work.run, 1, label)]
         failed: dict[tuple[str, ...], Exception] = {}
         by_name: dict[TableName, list[ObjectFile]] = {}
-        for one in sorted(files, key=_first):
-            there, problem = self._destination(one.table)
-            if one.error is not None or problem is not None:
-                failed[there] = problem or TableRejected(str(one.error))
+        for file in sorted(files, key=_first):
+            destination, problem = self._destination(file.table)
+            if file.error is not None or problem is not None:
+                failed[destination] = problem or TableRejected(str(file.error))
             else:
-                by_name.setdefault(one.table, []).append(one)
-        tables = [self._table(name, found, plan) for name, found in by_name.items()]
+                by_name.setdefault(file.table, []).append(file)
+        tables = [self._table(name, table_files, plan) for name, table_files in by_name.items()]
         return StagedCommit(tables, failed, job.discard)
 
     def _table(self, name: TableName, files: Sequence[ObjectFile], plan: ObjectPlan) -> StagedTable:
         newest = files[-1]
         columns = plan.schema(name, newest.part.version).with_added(newest.added)
-        there, _ = self._destination(name)
-        steps = [_step(one) for one in files]
-        changes = sum(one.rows for one in files)
-        return StagedTable(there, name, columns, (), frozenset(), steps, changes)
+        destination, _ = self._destination(name)
+        steps = [_step(file) for file in files]
+        changes = sum(file.rows for file in files)
+        return StagedTable(destination, name, columns, (), frozenset(), steps, changes)
 
     def _plan(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
     ) -> ObjectPlan:
         chosen, skipped = self._versions(segments, wants)
         schemas = {
-            name: {one.stamp.fingerprint: self._typed_schema(one.table) for one in used.versions}
+            name: {
+                version.stamp.fingerprint: self._typed_schema(version.table)
+                for version in used.versions
+            }
             for name, used in chosen.items()
         }
         declared = {full: self._declared(types) for full, types in self._config.types.items()}

@@ -1,7 +1,8 @@
-"""What the columns of a table are called in a commit, whose rows may have older names for them.
+"""Maps the names of columns in rows of older table versions to their names in a commit.
 
-The rows of a commit may have several table versions, and a column may have another name in each. In the commit it has the
-name that it has in the last one. Workers import this module: it needs no Spark.
+The rows of a commit may have several table versions, and a column may have another name in each. In
+the commit it has the name that it has in the last version. Workers import this module: it needs no
+Spark.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class RowNames:
     """The names of columns in rows of one table version.
 
     Attributes:
-        former: By name in the commit the name in these rows, of columns for which they differ.
+        former: By name in the commit the name in these rows; only columns whose names differ.
     """
 
     former: Mapping[str, str]
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Names in these rows that are those of other columns in the commit."""
+        """Names in these rows that, in the commit, can only name columns that the rows lack."""
         return frozenset(self.former.values()) - self.former.keys()
 
     def declared(self, types: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
-        """Return declared types, which go by the names in the commit, by the names in these rows."""
+        """Return declared types, given by name in the commit, by name in these rows."""
         return {
             self.former.get(name, name): type_
             for name, type_ in types.items()
@@ -47,7 +48,7 @@ class RowNames:
         return replace(schema, columns=tuple(map(self._named, schema.columns)))
 
     def of_rows(self, schema: TypedSchema) -> TypedSchema:
-        """Return columns of the commit with their names in these rows, without those that the rows do not have."""
+        """Return columns of the commit that these rows may have, with their names in these rows."""
         columns = (
             replace(column, name=self.former.get(column.name, column.name))
             for column in schema.columns
@@ -56,16 +57,16 @@ class RowNames:
         return replace(schema, columns=tuple(columns))
 
     def renamed(self, rows: TypedRows, schema: TypedSchema) -> TypedRows:
-        """Return rows, whose columns are `of_rows(schema)` and then added fields, with the names in the commit.
+        """Return rows, of `of_rows(schema)` and then added fields, with the names in the commit.
 
         Raises:
             TableRejected: An added field has the name of another column.
         """
-        known = {column.name for column in schema.columns}
-        asked = len(schema.columns) - len(self.hidden & known)
+        names = {column.name for column in schema.columns}
+        asked = len(schema.columns) - len(self.hidden & names)
         added = rows.schema.columns[asked:]
         for column in added:
-            if column.name in known:
+            if column.name in names:
                 raise TableRejected(
                     f"a processor adds the field {column.name}, and a column of the source has been given this name "
                     "since; let the processor use another one"
@@ -79,17 +80,17 @@ class RowNames:
             values[field.name] if field.name in values else pa.nulls(len(rows.batch), field.type)
             for field in whole.arrow
         ]
-        now = self._now
+        current_names = self._now
         return replace(
             rows,
             schema=whole,
             batch=pa.RecordBatch.from_arrays(arrays, schema=whole.arrow),
-            present={now.get(name, name): mask for name, mask in rows.present.items()},
+            present={current_names.get(name, name): mask for name, mask in rows.present.items()},
             misfits=tuple(
-                replace(one, column=now.get(one.column, one.column))
-                if one.column is not None
-                else one
-                for one in rows.misfits
+                replace(misfit, column=current_names.get(misfit.column, misfit.column))
+                if misfit.column is not None
+                else misfit
+                for misfit in rows.misfits
             ),
         )
 
@@ -102,12 +103,12 @@ class RowNames:
 
 
 SAME_NAMES = RowNames({})
-"""Those of rows whose columns have the names of the commit."""
+"""The names of rows whose columns have the same names as in the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitColumns:
-    """The columns of the source in a commit.
+    """The columns of a table of the source in a commit.
 
     Attributes:
         identities: By name in the commit, what identifies the column (`state.identities`).
@@ -118,13 +119,16 @@ class CommitColumns:
     rows: Mapping[str, RowNames]
 
     def missing(self, versions: Iterable[Mapping[str, str]]) -> frozenset[str]:
-        """Return the columns that none of these versions has; each is given by what identifies its columns, by name."""
+        """Return the names of columns that none of these versions has.
+
+        Each version is given as what identifies its columns, by name.
+        """
         had = {identity for version in versions for identity in version.values()}
         return frozenset(name for name, identity in self.identities.items() if identity not in had)
 
 
 def check_certain(versions: Sequence[Mapping[str, str]], table: str, command: str) -> None:
-    """Reject a table in whose commit it is not known which columns of one version are those of another.
+    """Reject a table if it is not certain which columns of its versions are the same column.
 
     Args:
         versions: By name of a column what identifies it, of each version that rows of the commit have.
@@ -132,23 +136,29 @@ def check_certain(versions: Sequence[Mapping[str, str]], table: str, command: st
         command: The command that has it loaded again.
 
     Raises:
-        TableRejected: It is not known.
+        TableRejected: It is not certain.
     """
     for own in versions:
         for name, identity in own.items():
-            if not is_certain(identity) and any(identity not in one.values() for one in versions):
+            if not is_certain(identity) and any(
+                identity not in version.values() for version in versions
+            ):
                 raise uncertain_column(table, name, command)
 
 
 def commit_columns(
     versions: Sequence[tuple[str, Mapping[str, str]]], history: Sequence[Mapping[str, str]]
 ) -> CommitColumns:
-    """Return what the columns of a table are called: as they were last, unless another column has that name since.
+    """Return the names of a table's columns in a commit: each has its last name.
+
+    If another column has had that name since, a dropped column gets a name of its own
+    (`dropped_name`).
 
     Args:
-        versions: The table versions of the rows, in the order of their last ones: fingerprint, and by name of a column what
-            identifies it.
-        history: What identifies the columns of all versions up to the last of these, by name, in their order.
+        versions: The table versions of the rows, in the order of their last rows: fingerprint, and
+            by name of a column what identifies it.
+        history: For all versions up to the last of these, in order: what identifies the columns, by
+            name.
     """
     names: dict[str, str] = {}
     taken: set[str] = set()
@@ -160,7 +170,9 @@ def commit_columns(
     rows: dict[str, RowNames] = {}
     identities: dict[str, str] = {}
     for fingerprint, own in versions:
-        former = {names[one]: name for name, one in own.items() if names[one] != name}
+        former = {
+            names[column_id]: name for name, column_id in own.items() if names[column_id] != name
+        }
         rows[fingerprint] = RowNames(former) if former else SAME_NAMES
-        identities |= {names[one]: one for one in own.values()}
+        identities |= {names[column_id]: column_id for column_id in own.values()}
     return CommitColumns(identities, rows)

@@ -1,6 +1,7 @@
-"""What Spark's tasks report to the run: a few numbers and paths, or the error that stopped them.
+"""Carries the reports of Spark's tasks to the run: a few numbers and paths, or an error.
 
-An error is reported as a result and never as a failed task, whose text Spark shows: it may quote a value of a row.
+A task reports an error as a result and never fails with it: Spark would log and show the error's
+text, which may quote a value of a row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 
 REPORT = "report string, data binary, error string, text string"
-"""One row for each report: JSON, and bytes that belong to it; or class and text of the error that stopped the task."""
+"""A row for each report: JSON and its bytes, or class and text of the task's error."""
 
 _COLUMNS: Mapping[str, pa.DataType] = {
     "report": pa.string(), "data": pa.binary(), "error": pa.string(), "text": pa.string(),
@@ -54,7 +55,7 @@ def run_tasks(
     for batch in numbers:
         for number in batch.column(0).to_numpy().tolist():
             try:
-                rows = [_row(one) for one in run(number)]
+                rows = [_row(report) for report in run(number)]
             except DeltaforgeError as error:
                 rows = [{"error": type(error).__name__, "text": str(error)}]
             except Exception as error:  # noqa: BLE001 - its text may quote a value of a row
@@ -80,8 +81,11 @@ def reported(report: pa.Table) -> list[TaskReport]:
 def _place(error: Exception) -> str:
     """Return where in this package an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [one for one in frames if "deltaforge_dagster" in one.filename]
-    return f"{ours[-1].name}, line {ours[-1].lineno} of {Path(ours[-1].filename).name}"
+    own_frames = [frame for frame in frames if "deltaforge_dagster" in frame.filename]
+    return (
+        f"{own_frames[-1].name}, line {own_frames[-1].lineno} "
+        f"of {Path(own_frames[-1].filename).name}"
+    )
 
 
 def _row(report: TaskReport) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests that tables of a sink are loaded again; `delivery` does it."""
+"""Requests that tables of a sink are loaded again; `delivery` carries it out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from deltaforge_dagster.state.store import StateStore
 def request_resync(
     store: StateStore, loaded: LoadedPipeline, sink: str, tables: Collection[str] = ()
 ) -> Sequence[str]:
-    """Request that tables of a sink are recreated, and get the source's rows through a snapshot, then what follows.
+    """Request that tables of a sink are recreated and loaded through a snapshot.
 
-    The next run begins it, or the one that is live.
+    The run that is live begins it, otherwise the next one. After the snapshot's rows, the tables
+    get the changes that follow.
 
     Args:
         store: The state store.
@@ -31,48 +32,52 @@ def request_resync(
         NotAllowed: There is no such sink or table, the sink writes no tables, or a resync of one of them has begun.
         TableRejected: The sink cannot have such a table.
     """
-    known = resynced_tables(store, loaded, sink, tables)
-    if not known:
+    resynced = resynced_tables(store, loaded, sink, tables)
+    if not resynced:
         raise NotAllowed(f"pipeline {loaded.name!r}: sink {sink!r} has no tables yet")
-    store.lake_commits.resync(loaded.name, sink, known)
-    return sorted(known.values())
+    store.lake_commits.resync(loaded.name, sink, resynced)
+    return sorted(resynced.values())
 
 
 def resynced_tables(
     store: StateStore, loaded: LoadedPipeline, sink: str, tables: Collection[str] = ()
 ) -> Mapping[Destination, str]:
-    """Return the tables that a resync of a sink loads again: full names of the source's tables by destination.
+    """Return the tables that a resync loads again: names of the source's tables by destination.
 
     Raises:
         NotAllowed: There is no such sink or table, or the sink writes no tables.
         TableRejected: The sink cannot have such a table.
     """
     config = _config(loaded, sink)
-    known: dict[str, Destination] = {}
+    destinations: dict[str, Destination] = {}
     for history in store.schemas.histories(loaded.name):
         table = history.newest.table
         if not tables or history.name in tables:
-            known[history.name] = config.name_of(table.db, table.schema, table.table)
-    unknown = sorted(set(tables) - known.keys())
+            destinations[history.name] = config.name_of(table.db, table.schema, table.table)
+    unknown = sorted(set(tables) - destinations.keys())
     if unknown:
         raise NotAllowed(
             f"pipeline {loaded.name!r}: nothing was captured of a table {unknown[0]!r} yet; write full names, "
             "such as public.orders"
         )
     if not tables:
-        there = _there(store, loaded.name, sink)
-        known = {name: one for name, one in known.items() if one in there}
-    return {one: name for name, one in known.items()}
+        written = _there(store, loaded.name, sink)
+        destinations = {
+            name: destination
+            for name, destination in destinations.items()
+            if destination in written
+        }
+    return {destination: name for name, destination in destinations.items()}
 
 
 def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
     """Return the options of a sink that writes tables."""
-    found = {one.config.id: one.config for one in loaded.spec.spec.sinks}
-    if sink not in found:
+    configs = {sink_spec.config.id: sink_spec.config for sink_spec in loaded.spec.spec.sinks}
+    if sink not in configs:
         raise NotAllowed(
-            f"pipeline {loaded.name!r} has no sink {sink!r} (there is: {', '.join(found)})"
+            f"pipeline {loaded.name!r} has no sink {sink!r} (there is: {', '.join(configs)})"
         )
-    config = found[sink]
+    config = configs[sink]
     if not isinstance(config, TableSinkConfig):
         raise NotAllowed(
             f"sink {sink!r} writes no tables; to send rows of a table again: deltaforge snapshot start "
@@ -82,9 +87,11 @@ def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
 
 
 def _there(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
-    """Return the tables that a sink has written, and those that are held."""
+    """Return the destinations that a sink has written, and those that it holds."""
     commits = store.lake_commits.read(pipeline, sink)
     written = {
-        one.write.destination for one in store.lake_commits.tables(pipeline) if one.sink == sink
+        stored.write.destination
+        for stored in store.lake_commits.tables(pipeline)
+        if stored.sink == sink
     }
     return written | (set() if commits is None else set(commits.held))

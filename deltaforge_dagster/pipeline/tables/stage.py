@@ -1,7 +1,10 @@
-"""Stages commits: has Spark's tasks type and fold the changes of some segments, into files that `staged` describes.
+"""Stages commits: has Spark's tasks type and fold the changes of segments, into files.
 
-For a changelog that is one Spark job (`typed_files`); otherwise a second one folds the changes of each key
-(`fold_job`), after the run has divided each table's changes into steps (`steps`). No row gets into the run.
+`sinks.tables.staged` describes the files.
+
+For a changelog, one Spark job does this (`typed_files`). In other modes a second job folds the
+changes of each key (`fold_job`), after the run has divided each table's changes into steps
+(`steps`). No row passes through the run.
 """
 
 from __future__ import annotations
@@ -74,12 +77,12 @@ _Config = TypeVar("_Config", bound=StagedSinkConfig)
 
 BUCKET_ROWS = 250_000
 BUCKET_BYTES = 32 << 20
-"""Most rows, and bytes of segment files, whose keys are folded by one task; one key may have more."""
+"""Maximum of rows, and of bytes of segment files, that one task folds; one key may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsedVersions:
-    """The versions of a table that rows of a commit have, in the order of their last rows, and all that there are."""
+    """All versions of a table, and those of a commit's rows in the order of their last rows."""
 
     history: TableHistory
     versions: Sequence[SchemaVersion]
@@ -91,11 +94,11 @@ class CommitStager(ABC, Generic[_Config]):
     Args:
         spec: The pipeline.
         config: The sink.
-        types: What a column there can be.
+        types: What types a column can have at the sink.
         journal: Holds the segments; staged files go there as well.
         sessions: Provides the Spark session.
         store: Holds the table versions.
-        run_id: Part of the names of the files, so that those of a dead run can be deleted.
+        run_id: Part of the files' names, so that the files of a dead run can be deleted.
     """
 
     def __init__(  # noqa: PLR0917 - what a run has
@@ -145,7 +148,9 @@ class CommitStager(ABC, Generic[_Config]):
             StoreUnavailable: The journal cannot be read or written now.
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
-        chosen = [one for one in segments if one.rows and one.is_for(self._config.id)]
+        chosen = [
+            segment for segment in segments if segment.rows and segment.is_for(self._config.id)
+        ]
         job = CommitFiles(
             self._journal.encoded_dir(self._spec.metadata.name),
             f"{self._prefix}.{uuid.uuid4().hex}",
@@ -154,8 +159,8 @@ class CommitStager(ABC, Generic[_Config]):
             return StagedCommit((), {}, job.discard)
 
         def wants(table: TableName) -> bool:
-            there, _ = self._destination(table)
-            return there not in skip and (only is None or there in only)
+            destination, _ = self._destination(table)
+            return destination not in skip and (only is None or destination in only)
 
         try:
             return self._staged(chosen, wants, job)
@@ -164,7 +169,7 @@ class CommitStager(ABC, Generic[_Config]):
             raise
 
     def without_changes(self, destination: tuple[str, ...]) -> StagedTable:
-        """Return a table with the columns and the key of the table version that is in force, and no changes.
+        """Return a table without changes, with columns and key of the current table version.
 
         Raises:
             TableRejected: No table of the source has this destination, or it cannot have these columns.
@@ -195,7 +200,7 @@ class CommitStager(ABC, Generic[_Config]):
         return {name: self._destination(name)[0] for name in names}
 
     def elsewhere(self, table: TableName, former: tuple[str, ...]) -> TableRejected:
-        """Return the error for a table whose rows from before went, or were to go, to another destination than now."""
+        """Return the error for a table whose earlier rows belong to a former destination."""
         destination, _ = self._destination(table)
         return TableRejected(
             f"rows of {full_name(table)} from before are not in {'.'.join(destination)}, because the sink's `table` was "
@@ -221,21 +226,25 @@ class CommitStager(ABC, Generic[_Config]):
     def _versions(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool]
     ) -> tuple[dict[TableName, UsedVersions], frozenset[TableName]]:
-        """Return the versions of each wanted table that rows of segments have, and the tables not wanted."""
+        """Return the versions of each wanted table that rows have, and the tables not wanted."""
         of_rows: dict[str, Contained] = {}
         for segment in segments:
-            for full, found in segment.schema_versions.items():
-                of_rows[full] = contained(of_rows.get(full), found)
+            for full, of_segment in segment.schema_versions.items():
+                of_rows[full] = contained(of_rows.get(full), of_segment)
         chosen: dict[TableName, UsedVersions] = {}
         skipped: set[TableName] = set()
         for history in self._store.schemas.histories(self._spec.metadata.name):
             current = history.current.table
             name = current.db, current.schema, current.table
-            known = {one.stamp.fingerprint: one for one in history.versions}
+            by_fingerprint = {version.stamp.fingerprint: version for version in history.versions}
             wanted = fingerprints(of_rows.get(history.name, ()))
             if not wants(name):
                 skipped.add(name)
-            elif versions := [known[one] for one in wanted if one in known]:
+            elif versions := [
+                by_fingerprint[fingerprint]
+                for fingerprint in wanted
+                if fingerprint in by_fingerprint
+            ]:
                 chosen[name] = UsedVersions(history, versions)
         return chosen, frozenset(skipped)
 
@@ -243,13 +252,13 @@ class CommitStager(ABC, Generic[_Config]):
     def _staged(
         self, segments: Sequence[SegmentRow], wants: Callable[[TableName], bool], job: CommitFiles
     ) -> StagedCommit:
-        """Return the changes of segments that have any, of the tables that are wanted."""
+        """Return the changes of segments that have any, only of the tables that are wanted."""
 
     def _run(
         self,
         run: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         tasks: int,
-        what: str,
+        label: str,
     ) -> list[TaskReport]:
         """Run a Spark job and return the reports of its tasks."""
         if not tasks:
@@ -261,7 +270,8 @@ class CommitStager(ABC, Generic[_Config]):
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise SparkUnavailable(
-                f"{what}: the Spark job that makes tables' rows failed ({spark_condition(error)}); see the server's log"
+                f"{label}: the Spark job that makes tables' rows failed "
+                f"({spark_condition(error)}); see the server's log"
             ) from None
         return reported(report)
 
@@ -274,19 +284,19 @@ class CommitStager(ABC, Generic[_Config]):
         return session
 
     def _destination(self, table: TableName) -> tuple[tuple[str, ...], TableRejected | None]:
-        """Return the destination of a table; or if it cannot have one, the table's own name, and why."""
+        """Return a table's destination; if it cannot have one, its own name and the error."""
         try:
             return self._config.name_of(*table), None
         except TableRejected as error:
             return tuple(part for part in table if part is not None), error
 
     def _typed_schema(self, table: TableSchema, names: RowNames = SAME_NAMES) -> TypedSchema:
-        """Return the columns of rows of a version, as the commit names them."""
+        """Return the columns of a table version, with their names in the commit."""
         declared = self._config.types_of(table.db, table.schema, table.table)
-        found = typed_schema(
+        schema = typed_schema(
             table, self._source, self._spec.spec.engine, names.declared(declared), self._types
         )
-        return names.of_commit(found)
+        return names.of_commit(schema)
 
     def _declared(self, types: Mapping[str, str]) -> TypedSchema:
         """Return the columns of a table that the source has not registered."""
@@ -316,34 +326,41 @@ class TableStager(CommitStager[TableSinkConfig]):
         job: CommitFiles,
     ) -> StagedCommit:
         plan = self._plan(segments, wants)
-        rows, size = sum(one.rows for one in segments), sum(one.bytes for one in segments)
+        rows, size = (
+            sum(segment.rows for segment in segments),
+            sum(segment.bytes for segment in segments),
+        )
         buckets = max(-(-rows // BUCKET_ROWS), -(-size // BUCKET_BYTES))
         tasks = share_out(segments)
         typing = TypingJob(self._journal.url, plan, tasks, buckets, job.folder, job.name)
-        what = f"segments {segments[0].segment} to {segments[-1].segment}"
-        files = [TypedFile.of_report(one) for one in self._run(typing.run, len(tasks), what)]
-        files = [one for one in files if wants(one.table)]
-        plan = self._with_truncated(plan, {one.table for one in files})
+        label = f"segments {segments[0].segment} to {segments[-1].segment}"
+        files = [TypedFile.of_report(report) for report in self._run(typing.run, len(tasks), label)]
+        files = [file for file in files if wants(file.table)]
+        plan = self._with_truncated(plan, {file.table for file in files})
         if plan.mode != "changelog":
-            # A table of which nothing is known but that it was truncated has rows nowhere.
-            files = [one for one in files if one.path or one.error or plan.key(one.table)]
+            # A table of which only a truncate is known has no rows at the sink.
+            files = [file for file in files if file.path or file.error or plan.key(file.table)]
         tables, failed = _tables(files, plan, self._types, self._destination, self._resync_command)
         if plan.mode == "changelog":
-            staged = [one.logged() for one in tables]
+            staged = [table.logged() for table in tables]
         else:
             work = _fold_tasks(tables, max(1, -(-rows // buckets)))
             folding = FoldJob(plan.mode, work, job.folder, job.name)
-            made = [FoldedFile.of_report(one) for one in self._run(folding.run, len(work), what)]
+            folded = [
+                FoldedFile.of_report(report) for report in self._run(folding.run, len(work), label)
+            ]
             staged = [
-                table.folded([one for one in made if one.table == number], plan.mode)
+                table.folded([file for file in folded if file.table == number], plan.mode)
                 for number, table in enumerate(tables)
             ]
-            encoded_files.remove(*(path for one in files if (path := one.path) is not None))
+            encoded_files.remove(*(path for file in files if (path := file.path) is not None))
         places = {
-            one.segment: StagedSegment(one.start_position, one.end_position, one.created_at)
-            for one in segments
+            segment.segment: StagedSegment(
+                segment.start_position, segment.end_position, segment.created_at
+            )
+            for segment in segments
         }
-        staged = [replace(one, segments=places) for one in staged if one.steps]
+        staged = [replace(table, segments=places) for table in staged if table.steps]
         return StagedCommit(staged, failed, job.discard)
 
     def _plan(
@@ -358,22 +375,25 @@ class TableStager(CommitStager[TableSinkConfig]):
         added: dict[TableName, AddedColumns] = {}
         chosen, skipped = self._versions(segments, wants)
         for name, used in chosen.items():
-            tables = [one.table for one in used.versions]
+            tables = [version.table for version in used.versions]
             keys[name] = tables[-1].primary_key
             schemas[name] = self._typed_schema(tables[-1])
             past = used.history.passed(used.versions[-1])
             columns = commit_columns(
-                [(one.stamp.fingerprint, one.columns.identities) for one in used.versions],
-                [one.columns.identities for one in past],
+                [
+                    (version.stamp.fingerprint, version.columns.identities)
+                    for version in used.versions
+                ],
+                [version.columns.identities for version in past],
             )
             try:
                 check_certain(
-                    [one.columns.identities for one in used.versions],
+                    [version.columns.identities for version in used.versions],
                     full_name(name),
                     self._resync_command(name),
                 )
-                names = [columns.rows[one.stamp.fingerprint] for one in used.versions]
-                typed = [self._typed_schema(*one) for one in zip(tables, names, strict=True)]
+                names = [columns.rows[version.stamp.fingerprint] for version in used.versions]
+                typed = [self._typed_schema(*pair) for pair in zip(tables, names, strict=True)]
                 schemas[name] = union(typed, full_name(name))
             except TableRejected as error:
                 refused[name] = error.text
@@ -390,12 +410,12 @@ class TableStager(CommitStager[TableSinkConfig]):
                 ),
                 processed=bool(self._spec.spec.processors),
             )
-            for one in used.versions:
-                version = name, one.stamp.fingerprint
-                until = used.history.until(one)
-                later[version] = columns.missing(each.columns.identities for each in until)
-                if columns.rows[one.stamp.fingerprint] is not SAME_NAMES:
-                    renamed[version] = columns.rows[one.stamp.fingerprint]
+            for version in used.versions:
+                version_key = name, version.stamp.fingerprint
+                until = used.history.until(version)
+                later[version_key] = columns.missing(each.columns.identities for each in until)
+                if columns.rows[version.stamp.fingerprint] is not SAME_NAMES:
+                    renamed[version_key] = columns.rows[version.stamp.fingerprint]
         declared = {full: self._declared(types) for full, types in self._config.types.items()}
         return StagePlan(
             mode=self._config.mode,
@@ -415,7 +435,7 @@ class TableStager(CommitStager[TableSinkConfig]):
         )
 
     def _with_truncated(self, plan: StagePlan, reported: Collection[TableName]) -> StagePlan:
-        """Return the plan with the registered tables that have events but no rows: they were truncated."""
+        """Return the plan with the truncated tables too: registered, with events but no rows."""
         if not any(name not in plan.schemas for name in reported):
             return plan
         schemas, keys, identities = dict(plan.schemas), dict(plan.keys), dict(plan.identities)
@@ -436,7 +456,7 @@ class CommitFiles:
     name: str
 
     def discard(self) -> None:
-        """Delete them."""
+        """Delete the files."""
         encoded_files.remove_job(self.folder, self.name)
 
 
@@ -455,39 +475,39 @@ class _TableReports:
     plan: StepPlan = field(init=False)
 
     def __post_init__(self) -> None:
-        rekeys = np.concatenate([one.rekeys for one in self.files])
+        rekeys = np.concatenate([file.rekeys for file in self.files])
         truncates = [(segment, ordinal) for segment, ordinal, _ in self._truncates]
-        texts = {one.name for one in self.columns.columns if one.field.type == pa.string()}
+        texts = {column.name for column in self.columns.columns if column.field.type == pa.string()}
         together = self.own_equality and not texts.isdisjoint(self.key)
         self.plan = step_plan(rekeys, truncates, together=together)
 
     @property
     def first(self) -> ChangePlace:
         """Place of the first change."""
-        return min(one.first for one in self.files if one.first is not None)
+        return min(file.first for file in self.files if file.first is not None)
 
     @property
     def changes(self) -> int:
         """Number of changes of the source."""
-        return sum(one.changes for one in self.files)
+        return sum(file.changes for file in self.files)
 
     @property
     def _truncates(self) -> list[tuple[int, int, int]]:
-        return sorted(truncate for one in self.files for truncate in one.truncates)
+        return sorted(truncate for file in self.files for truncate in file.truncates)
 
     def logged(self) -> StagedTable:
         """Return the changes of a changelog."""
-        files = [one for one in self.files if one.path is not None]
-        last = max(one.last for one in files if one.last is not None)
-        paths = [encoded_files.spark_path(one.path) for one in files if one.path is not None]
+        files = [file for file in self.files if file.path is not None]
+        last = max(file.last for file in files if file.last is not None)
+        paths = [encoded_files.spark_path(file.path) for file in files if file.path is not None]
         step = StagedStep(
-            "rows", paths, sum(one.rows for one in files), inserts_only=True, last=last
+            "rows", paths, sum(file.rows for file in files), inserts_only=True, last=last
         )
-        found = frozenset(name for one in files for name in one.absent)
-        return self._staged(found, [step])
+        lacking = frozenset(name for file in files for name in file.absent)
+        return self._staged(lacking, [step])
 
     def folded(self, files: Sequence[FoldedFile], mode: str) -> StagedTable:
-        """Return the folded changes, out of the files that tasks have written for this table."""
+        """Return the folded changes, from the files that tasks have written for this table."""
         steps: list[StagedStep] = []
         truncates = self._truncates
         for epoch in range(len(truncates) + 1):
@@ -497,13 +517,13 @@ class _TableReports:
                     StagedStep("truncate", (), 0, inserts_only=False, last=ChangePlace(segment, ordinal), event_time_us=time)
                 )  # fmt: skip
             parts: dict[tuple[int, bool], list[FoldedFile]] = {}
-            for one in files:
-                if one.epoch == epoch:
-                    parts.setdefault((one.level, not one.reads), []).append(one)
+            for file in files:
+                if file.epoch == epoch:
+                    parts.setdefault((file.level, not file.reads), []).append(file)
             steps += [_step(level, parts[level, rest]) for level, rest in sorted(parts)]
         if mode == "current" and truncates:
             steps = steps[len(truncates) - 1 :]
-        return self._staged(frozenset(name for one in files for name in one.absent), steps)
+        return self._staged(frozenset(name for file in files for name in file.absent), steps)
 
     def _staged(self, lacking: frozenset[str], steps: Sequence[StagedStep]) -> StagedTable:
         return StagedTable(
@@ -518,10 +538,10 @@ _NOWHERE = ChangePlace(0, 0)
 def _step(level: int, files: Sequence[FoldedFile]) -> StagedStep:
     return StagedStep(
         "rekey" if level % 2 else "rows",
-        [encoded_files.spark_path(one.path) for one in files],
-        sum(one.rows for one in files),
-        all(one.inserts_only for one in files),
-        max(one.last for one in files),
+        [encoded_files.spark_path(file.path) for file in files],
+        sum(file.rows for file in files),
+        all(file.inserts_only for file in files),
+        max(file.last for file in files),
         reads=files[0].reads,
     )
 
@@ -533,10 +553,10 @@ def _tables(
     destination_of: Callable[[TableName], tuple[tuple[str, ...], TableRejected | None]],
     resync_command: Callable[[TableName], str],
 ) -> tuple[list[_TableReports], dict[tuple[str, ...], Exception]]:
-    """Return the tables that tasks have reported, and those that cannot be staged."""
+    """Return the tables that tasks have reported, and the errors of those that cannot be staged."""
     by_name: dict[TableName, list[TypedFile]] = {}
-    for one in sorted(files, key=lambda one: one.first or _NOWHERE):
-        by_name.setdefault(one.table, []).append(one)
+    for file in sorted(files, key=lambda typed: typed.first or _NOWHERE):
+        by_name.setdefault(file.table, []).append(file)
     tables: list[_TableReports] = []
     failed: dict[tuple[str, ...], Exception] = {}
     names: dict[tuple[str, ...], list[TableName]] = {}
@@ -569,18 +589,19 @@ def _table(
     plan: StagePlan,
     types: TargetTypes,
 ) -> _TableReports:
-    for one in files:
-        if one.error is not None:
-            raise TableRejected(one.error)
-    known = plan.schema(name)
+    for file in files:
+        if file.error is not None:
+            raise TableRejected(file.error)
+    schema = plan.schema(name)
     key = plan.key(name)
-    added = {field for one in files for field in one.added}
+    added = {field for file in files for field in file.added}
     if plan.mode != "changelog":
-        added |= set(key) - {column.name for column in known.columns}
-    columns = known.with_added(sorted(added))
+        added |= set(key) - {column.name for column in schema.columns}
+    columns = schema.with_added(sorted(added))
     check_names((column.name for column in columns.columns), f"table {full_name(name)}")
     added_by_source = plan.added.get(name, AddedColumns())
-    if plan.mode == "changelog":  # its rows are changes, which had no such column
+    # Rows of a changelog are changes: those from before a column existed stay without a value.
+    if plan.mode == "changelog":
         added_by_source = AddedColumns()
     return _TableReports(
         name,
@@ -621,7 +642,9 @@ def _fold_tasks(tables: Sequence[_TableReports], most: int) -> list[list[FoldTas
 def _fold_task(number: int, table: _TableReports, buckets: Collection[int]) -> FoldTask:
     batches: list[tuple[str, Sequence[int]]] = []
     for file in table.files:
-        found = [place for place, (bucket, _) in enumerate(file.buckets) if bucket in buckets]
-        if file.path is not None and found:
-            batches.append((file.path, found))
+        batch_numbers = [
+            batch for batch, (bucket, _) in enumerate(file.buckets) if bucket in buckets
+        ]
+        if file.path is not None and batch_numbers:
+            batches.append((file.path, batch_numbers))
     return FoldTask(number, table.columns.arrow, table.key, table.plan, batches)

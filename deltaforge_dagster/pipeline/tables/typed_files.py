@@ -1,7 +1,7 @@
-"""The first Spark job of a commit: types the rows of its segments, and writes a file for each task and table.
+"""The first Spark job of a commit: types rows, and writes a file for each task and table.
 
-A changelog's files are final. Otherwise a file contains its rows by *bucket*, a part of all keys: the second job
-(`fold_job`) gets all rows of a bucket, whichever task has read them.
+A changelog's files are final. In other modes a file contains its rows by *bucket*, a part of all
+keys: the second job (`fold_job`) reads all rows of a bucket, whichever task has written them.
 
 Workers import this module: it needs no Spark.
 """
@@ -50,9 +50,9 @@ MAX_MEMORY = 256 << 20
 HASH = "df_hash"
 """In files of buckets: the hash of a row's key."""
 _OLD_KEYS = uuid.UUID("3a4f1b0e-52c7-5f0c-9d6e-8b1f6f2f0c11")
-"""Namespace of the event ids of deletes of old keys, which are made of those of the updates."""
+"""Namespace of the event ids of deletes of old keys, which derive from the ids of the updates."""
 _MESSAGES = "__wal_message"
-"""The schema of logical messages (`frame`), which are rows of no table."""
+"""The schema of logical messages (`frame`), which belong to no table."""
 _REKEY = np.dtype([("old", "u8"), ("new", "u8"), ("segment", "i8"), ("ordinal", "i8")])
 
 
@@ -66,10 +66,14 @@ class StagePlan:
         origin: Where the changes come from.
         schemas: The columns of each table that the source has registered.
         declared: By full name of a table, the columns of its rows if it is not registered.
-        unknown: The columns of other tables: none, all fields are text.
-        later: By table and version, the columns that the table had never had by then: rows of the version are null there.
-        renamed: By table and version, the names in rows of those versions that have other names than the commit.
-        identities: Of each registered table, by name of a column what identifies it (`StagedTable.identities`).
+        unknown: The columns of all other tables: none, because all their fields are added as text.
+        later: By table and version, the columns that the table did not have up to this version.
+            Except in a changelog, its rows have the value of `added.fills` in them, or null, and do
+            not lack them.
+        renamed: By table and version, the names of columns in rows of versions whose names differ
+            from the commit's.
+        identities: For each registered table, what identifies its columns, by name
+            (`StagedTable.identities`).
         added: The columns that were added to registered tables.
         keys: The key columns of each registered table.
         declared_keys: By full name of a table, its key columns.
@@ -100,22 +104,22 @@ class StagePlan:
 
     def schema(self, name: TableName) -> TypedSchema:
         """Return the columns of a table."""
-        found = self.schemas.get(name)
-        return found or self.declared.get(full_name(name), self.unknown)
+        schema = self.schemas.get(name)
+        return schema or self.declared.get(full_name(name), self.unknown)
 
     def key(self, name: TableName) -> tuple[str, ...]:
         """Return the key columns of a table."""
         return self.declared_keys.get(full_name(name)) or self.keys.get(name, ())
 
     def names(self, name: TableName, version: VersionName) -> RowNames:
-        """Return the names of columns in rows of a version of a table."""
+        """Return the names of columns in rows of a table version."""
         return self.renamed.get((name, version.schema_version), SAME_NAMES)
 
     def check(self, name: TableName) -> None:
         """Check that rows of a table can be staged.
 
         Raises:
-            TableRejected: They cannot.
+            TableRejected: They cannot be staged.
         """
         if name in self.refused:
             raise TableRejected(self.refused[name])
@@ -123,7 +127,7 @@ class StagePlan:
             raise TableRejected(self.keyless(name))
 
     def keyless(self, name: TableName) -> str:
-        """Return why rows of a table cannot be staged that have no key."""
+        """Return why a table without a key cannot be staged."""
         return (
             f"table {full_name(name)} has no primary key, or had none when rows of it were written, and mode {self.mode} "
             "needs one: give it a key, name the columns of one under `keys`, or use mode changelog; then load it again"
@@ -138,7 +142,7 @@ def full_name(name: TableName) -> str:
 
 @dataclass(slots=True)
 class TypedFile:
-    """A table's rows that one task has written; or what it knows of a table without rows.
+    """A table's rows that one task has written; or what the task knows of a table without rows.
 
     Attributes:
         table: The table.
@@ -147,11 +151,12 @@ class TypedFile:
         changes: Number of changes of the source.
         first, last: Places of the first and the last change.
         added: Names of fields that the table's columns do not have.
-        absent: Names of columns that rows lack.
+        absent: Names of columns that some rows lack.
         inserts: Whether all rows are inserts.
-        buckets: For each batch of the file its bucket and its number of rows; not for a changelog.
-        truncates: Segment, ordinal and event time of each truncate; not for a changelog.
-        rekeys: Records of `_REKEY`, of the updates that change the key and lack values.
+        buckets: For each batch of the file, its bucket and its number of rows; empty for a
+            changelog.
+        truncates: Segment, ordinal and event time of each truncate; empty for a changelog.
+        rekeys: Records of type `_REKEY`, one for each update that changes the key and lacks values.
         error: Why the table cannot be staged.
     """
 
@@ -195,7 +200,7 @@ class TypingJob:
         journal_url: Where the segments are.
         plan: What is done with the changes.
         tasks: The shares of segments that each task reads.
-        buckets: Number of parts of the keys.
+        buckets: Number of buckets.
         folder: Where files go.
         name: What their names begin with.
     """
@@ -270,7 +275,7 @@ class _TableRows:
         self._file.inserts = False
         if self._plan.mode != "changelog":
             times = rows.select(["segment", "ordinal", "ts_us"]).to_pylist()
-            self._file.truncates += [tuple(one.values()) for one in times]
+            self._file.truncates += [tuple(truncate.values()) for truncate in times]
         else:
             self._batches.append(self._changes(rows, {}))
 
@@ -300,12 +305,12 @@ class _TableRows:
         return batch.nbytes
 
     def written(self, path: str, buckets: int) -> TypedFile:
-        """Write the file, and return what is to be reported of it."""
+        """Write the file, and return the report of it."""
         self._file.added = [column.name for column in self.schema.columns[self._known :]]
         if not self._batches or self._file.error is not None:
             return self._file
         table = pa.concat_tables(
-            [pa.Table.from_batches([one]) for one in self._batches], promote_options="default"
+            [pa.Table.from_batches([batch]) for batch in self._batches], promote_options="default"
         )
         self._batches.clear()
         self._file.path, self._file.rows = path, table.num_rows
@@ -325,7 +330,7 @@ class _TableRows:
             file.last = last
 
     def _logged(self, of_version: TypedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a changelog, before an update of the key a delete of the old one."""
+        """Return the rows of a changelog, with a delete of the old key before an update of it."""
         typed = of_version.rows
         self._file.inserts &= bool(is_op(rows, "c").all())
         updates = is_op(rows, "u")
@@ -340,16 +345,16 @@ class _TableRows:
                 name: lacking[name] & missing[name] for name in self._key if name in lacking
             }
             old = self._old_key(columns, rows, np.flatnonzero(updates), names)
-        made = self._changes(rows, columns, lacking)
+        changes = self._changes(rows, columns, lacking)
         self._note(lacking)
         if old is None:
-            return made
+            return changes
         ended = self._ended(rows, old, names)
-        places = np.concatenate([2 * np.arange(len(made)) + 1, 2 * old.rows])
-        return _joined(made, ended).take(pa.array(np.argsort(places), pa.int64()))
+        places = np.concatenate([2 * np.arange(len(changes)) + 1, 2 * old.rows])
+        return _joined(changes, ended).take(pa.array(np.argsort(places), pa.int64()))
 
     def _ended(self, rows: pa.RecordBatch, old: _OldKeys, names: RowNames) -> pa.RecordBatch:
-        """Return deletes of the rows with old keys, as changes of a changelog with ids of their own."""
+        """Return deletes of rows with old keys, as changes of a changelog with their own ids."""
         typed = self._typed_images(rows, "before", old.rows, names, self.schema)
         columns = dict(zip(typed.batch.schema.names, typed.batch.columns, strict=True))
         columns |= dict(zip(self._key, old.columns, strict=True))
@@ -359,7 +364,8 @@ class _TableRows:
         self._note(lacking)
         changes = rows.take(pa.array(old.rows, pa.int64()))
         ids = [
-            str(uuid.uuid5(_OLD_KEYS, str(one))) for one in changes.column("event_id").to_pylist()
+            str(uuid.uuid5(_OLD_KEYS, str(event_id)))
+            for event_id in changes.column("event_id").to_pylist()
         ]
         changes = _with(changes, "op", pa.array(["d"] * len(ids)).dictionary_encode())
         return self._changes(_with(changes, "event_id", pa.array(ids)), columns, lacking)
@@ -377,11 +383,15 @@ class _TableRows:
             "df_event_id": rows.column("event_id"),
             "df_schema_version": rows.column("schema_version"),
         }
-        every = {**columns, **{name: meta[name] for name in META.names}}
-        return pa.RecordBatch.from_pydict(every)
+        fields = {**columns, **{name: meta[name] for name in META.names}}
+        return pa.RecordBatch.from_pydict(fields)
 
     def _keyed(self, of_version: TypedTable, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a table with a key, an update of the key as a delete and an update where possible."""
+        """Return the rows of a table with a key, ready to be folded.
+
+        An update that changes the key and lacks no values becomes a delete of the old key and an
+        update of the new one.
+        """
         typed, count = of_version.rows, rows.num_rows
         names = self._plan.names(self._file.table, of_version.version)
         later = self._plan.later.get((self._file.table, of_version.version.schema_version), ())
@@ -409,53 +419,53 @@ class _TableRows:
             partial &= changed
         keys = [columns[name] for name in self._key]
         hashes = key_hashes(keys)
-        every = columns | _places(rows, absent.names_of(lacking, count))
-        every[HASH] = pa.array(hashes)
+        fields = columns | _places(rows, absent.names_of(lacking, count))
+        fields[HASH] = pa.array(hashes)
         if old is None:
-            return pa.RecordBatch.from_pydict(every)
+            return pa.RecordBatch.from_pydict(fields)
         of_partial = partial[old.rows]
         self._rekeyed(old.hashes[of_partial], hashes[partial], rows, np.flatnonzero(partial))
         if partial.any():
             takes = np.full(count, -1)
             takes[old.rows[of_partial]] = np.flatnonzero(of_partial)
             index = pa.array(takes, pa.int64(), mask=takes < 0)
-            every |= {
+            fields |= {
                 OLD_KEY + name: column.take(index)
                 for name, column in zip(self._key, old.columns, strict=True)
             }
-        gone = old.filtered(~of_partial)
-        here = pa.RecordBatch.from_pydict(every)
-        if not len(gone.rows):
-            return here
-        return _joined(here, self._deletes(here, gone))
+        deleted_keys = old.filtered(~of_partial)
+        batch = pa.RecordBatch.from_pydict(fields)
+        if not len(deleted_keys.rows):
+            return batch
+        return _joined(batch, self._deletes(batch, deleted_keys))
 
-    def _deletes(self, here: pa.RecordBatch, gone: _OldKeys) -> pa.RecordBatch:
+    def _deletes(self, batch: pa.RecordBatch, deleted_keys: _OldKeys) -> pa.RecordBatch:
         """Return deletes of old keys, at the places of the updates that changed them."""
-        size = len(gone.rows)
-        columns = {one.name: pa.nulls(size, one.type) for one in here.schema}
-        columns |= dict(zip(self._key, gone.columns, strict=True))
+        size = len(deleted_keys.rows)
+        columns = {column.name: pa.nulls(size, column.type) for column in batch.schema}
+        columns |= dict(zip(self._key, deleted_keys.columns, strict=True))
         for name in ("df_segment", "df_ordinal", "df_event_time"):
-            columns[name] = here.column(name).take(gone.rows)
+            columns[name] = batch.column(name).take(deleted_keys.rows)
         columns["df_op"] = pa.array(["d"] * size).dictionary_encode()
-        columns[HASH] = pa.array(gone.hashes)
+        columns[HASH] = pa.array(deleted_keys.hashes)
         return pa.RecordBatch.from_pydict(columns)
 
     def _rekeyed(
         self, old: Words, new: Words, rows: pa.RecordBatch, places: npt.NDArray[np.int64]
     ) -> None:
-        found = np.empty(len(places), _REKEY)
-        found["old"], found["new"] = old, new
+        records = np.empty(len(places), _REKEY)
+        records["old"], records["new"] = old, new
         for name in ("segment", "ordinal"):
-            found[name] = rows.column(name).to_numpy()[places]
-        self._file.rekeys = np.concatenate([self._file.rekeys, found])
+            records[name] = rows.column(name).to_numpy()[places]
+        self._file.rekeys = np.concatenate([self._file.rekeys, records])
 
     def _note(self, lacking: Mapping[str, Mask]) -> None:
-        found = {name for name, mask in lacking.items() if mask.any()}
-        self._file.absent = sorted(found | set(self._file.absent))
+        names = {name for name, mask in lacking.items() if mask.any()}
+        self._file.absent = sorted(names | set(self._file.absent))
 
     @property
     def _key_schema(self) -> TypedSchema:
-        """The key columns. A column that no row has had yet is text, as it will be when one has it."""
+        """The key columns. A column that no row has had yet is text, as it will be then."""
         by_name = {column.name: column for column in self.schema.columns}
         missing = [name for name in self._key if name not in by_name]
         by_name |= {column.name: column for column in self.schema.with_added(missing).columns}
@@ -466,7 +476,8 @@ class _TableRows:
     ) -> tuple[dict[str, pa.Array[Any]], dict[str, Mask]]:
         """Return the key columns, and which rows lack them nevertheless.
 
-        What the image of a row lacks is in that of the key, or the same as before.
+        A value that the row image lacks is taken from the image of the key, otherwise from the
+        image before the change.
         """
         schema = self._key_schema
         names = typed.batch.schema.names
@@ -475,9 +486,9 @@ class _TableRows:
         for number, name in enumerate(self._key):
             if name in names:
                 columns[name] = typed.batch.column(name)
-                known = typed.present.get(name)
+                in_image = typed.present.get(name)
                 missing[name] = (
-                    np.zeros(rows.num_rows, np.bool_) if known is None else ~_numpy(known)
+                    np.zeros(rows.num_rows, np.bool_) if in_image is None else ~_numpy(in_image)
                 )
             else:
                 columns[name] = pa.nulls(rows.num_rows, schema.arrow.field(number).type)
@@ -486,12 +497,12 @@ class _TableRows:
             wanted = np.logical_or.reduce(list(missing.values())) & _numpy(rows.column(image).is_valid())  # fmt: skip
             if not wanted.any():
                 continue
-            found = self._typed_key(rows, image, np.flatnonzero(wanted), row_names)
-            for name, present in found.present.items():
+            images = self._typed_key(rows, image, np.flatnonzero(wanted), row_names)
+            for name, present in images.present.items():
                 filled = np.zeros(rows.num_rows, np.bool_)
                 filled[wanted] = present
                 filled &= missing[name]
-                values = found.columns[name].filter(pa.array(filled[wanted]))
+                values = images.columns[name].filter(pa.array(filled[wanted]))
                 columns[name] = _replaced(columns[name], filled, values)
                 missing[name] &= ~filled
         return columns, missing
@@ -500,7 +511,7 @@ class _TableRows:
         """Check that every row has a value of each key column.
 
         Raises:
-            TableRejected: One has not.
+            TableRejected: A row has no value of a key column.
         """
         for name in self._key:
             column = columns[name]
@@ -534,7 +545,7 @@ class _TableRows:
         names: RowNames,
         schema: TypedSchema,
     ) -> TypedRows:
-        """Return some columns of an image of some rows."""
+        """Return the columns of `schema` from the image of the rows `at`."""
         images = cast("pa.StringArray", rows.column(image).take(at))
         typed = typed_rows(images, names.of_rows(schema), other_fields=False)
         if names is not SAME_NAMES:
@@ -549,22 +560,22 @@ class _TableRows:
         updates: npt.NDArray[np.int64],
         names: RowNames,
     ) -> _OldKeys | None:
-        """Return the old keys of those updates that change the key; None if there are none."""
+        """Return the old keys of the updates that change the key; None if no update does."""
         updates = updates[_numpy(rows.column("before").is_valid())[updates]]
         if not len(updates):
             return None
-        found = self._typed_key(rows, "before", updates, names)
+        images = self._typed_key(rows, "before", updates, names)
         changed = np.zeros(len(updates), np.bool_)
         old = []
         for name in self._key:
             new = columns[name].take(updates)
-            known = found.present[name] & _numpy(found.columns[name].is_valid())
-            before = _replaced(new, known, found.columns[name].filter(pa.array(known)))
+            present = images.present[name] & _numpy(images.columns[name].is_valid())
+            before = _replaced(new, present, images.columns[name].filter(pa.array(present)))
             changed |= _numpy(pc.not_equal(normal(before), normal(new)))
             old.append(before)
         if not changed.any():
             return None
-        kept = [one.filter(pa.array(changed)) for one in old]
+        kept = [column.filter(pa.array(changed)) for column in old]
         return _OldKeys(updates[changed], kept, key_hashes(kept))
 
 
@@ -585,24 +596,24 @@ class _OldKeys:
     hashes: Words
 
     def filtered(self, mask: Mask) -> _OldKeys:
-        """Return some of them."""
-        columns = [one.filter(pa.array(mask)) for one in self.columns]
+        """Return the old keys in a mask."""
+        columns = [column.filter(pa.array(mask)) for column in self.columns]
         return _OldKeys(self.rows[mask], columns, self.hashes[mask])
 
 
 def frames(journal_url: str, shares: Iterable[Share]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of shares of segments, in their order."""
     journal = Journal(journal_url)
-    for one in shares:
+    for share in shares:
         yield from journal.share(
-            one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
+            share.path, FRAME_COLUMNS, ordinals=share.ordinals, part=share.part, of=share.of
         )
 
 
 def chosen_rows(
     frame: pa.RecordBatch, selection: RowSelection, wants: Callable[[TableName], bool]
 ) -> pa.RecordBatch:
-    """Return the changes of a selection, of the tables that are wanted; DDL has no table."""
+    """Return the selected changes of the wanted tables, without DDL, which has no table."""
     chosen = selected(selection, frame).to_numpy(zero_copy_only=False)
     chosen &= ~is_op(frame, "ddl")
     codes, names = table_codes(frame)
@@ -614,7 +625,7 @@ def check_values(name: TableName, typed: TypedRows, rows: pa.RecordBatch) -> Non
     """Raise an error about the first value that does not fit.
 
     Raises:
-        TableRejected: There is one.
+        TableRejected: A value does not fit its type.
     """
     for misfit in typed.misfits:
         where = f"table {full_name(name)}, {_text(place_of(rows, misfit.row))}"
@@ -633,21 +644,25 @@ def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[Tabl
     """Return the number of each row's table, and the tables with these numbers."""
     names = [cast("pa.DictionaryArray[Any, Any]", frame.column(name)) for name in ("db", "schema", "table")]  # fmt: skip
     codes = np.zeros(frame.num_rows, np.int64)
-    for one in names:
-        size = len(one.dictionary)
-        codes = codes * (size + 1) + one.indices.fill_null(size).to_numpy()
+    for column in names:
+        size = len(column.dictionary)
+        codes = codes * (size + 1) + column.indices.fill_null(size).to_numpy()
     _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
-    tables = [cast("TableName", tuple(one[row].as_py() for one in names)) for row in first.tolist()]
+    tables = [
+        cast("TableName", tuple(column[row].as_py() for column in names)) for row in first.tolist()
+    ]
     return codes, tables
 
 
 def write_parquet(path: str, table: pa.Table) -> None:
     """Write a file that Spark reads.
 
-    Only columns that are dictionaries already are written as such, and there are no statistics: each would take as long as
-    everything else.
+    Only columns that are dictionaries already get dictionary encoding, and there are no statistics:
+    either would take as long as everything else.
     """
-    dictionaries: Any = [one.name for one in table.schema if pa.types.is_dictionary(one.type)]
+    dictionaries: Any = [
+        column.name for column in table.schema if pa.types.is_dictionary(column.type)
+    ]
     with encoded_files.new_file(path) as file:
         pq.write_table(
             table,
@@ -660,12 +675,12 @@ def write_parquet(path: str, table: pa.Table) -> None:
 
 
 def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, int]]:
-    """Write the rows by bucket, a batch for each; return the bucket and the number of rows of each batch."""
+    """Write a batch for each bucket; return the bucket and the number of rows of each batch."""
     of_row = (table.column(HASH).to_numpy() % np.uint64(buckets)).astype(np.int64)
     rows_of = np.bincount(of_row, minlength=buckets)
     if buckets > 1:
         table = table.take(np.argsort(of_row, kind="stable"))
-    found = [(bucket, rows) for bucket, rows in enumerate(rows_of.tolist()) if rows]
+    batches = [(bucket, rows) for bucket, rows in enumerate(rows_of.tolist()) if rows]
     options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
     plain = table.set_column(
         table.schema.get_field_index("df_op"), "df_op", table.column("df_op").cast(pa.string())
@@ -674,15 +689,15 @@ def _write_buckets(path: str, table: pa.Table, buckets: int) -> list[tuple[int, 
         file = stack.enter_context(encoded_files.new_file(path))
         writer = stack.enter_context(pa.ipc.new_file(file, plain.schema, options=options))
         start = 0
-        for _, rows in found:
+        for _, rows in batches:
             (batch,) = plain.slice(start, rows).combine_chunks().to_batches()
             writer.write_batch(batch)
             start += rows
-    return found
+    return batches
 
 
 def _truncates(frame: pa.RecordBatch) -> Iterator[tuple[TableName, npt.NDArray[np.int64]]]:
-    """Yield the tables that are truncated, with the numbers of the rows that say so."""
+    """Yield the tables that are truncated, with the numbers of the rows of the truncates."""
     rows = np.flatnonzero(is_op(frame, "t"))
     if not len(rows):
         return
@@ -703,7 +718,7 @@ def is_op(frame: pa.RecordBatch, op: str) -> Mask:
 
 
 def _lacking(typed: TypedRows, rows: Mask) -> dict[str, Mask]:
-    """Return which of these rows lack a column, by its name."""
+    """Return by column name which of these rows lack the column."""
     masks = {name: ~_numpy(present) & rows for name, present in typed.present.items()}
     return {name: mask for name, mask in masks.items() if mask.any()}
 
@@ -720,26 +735,34 @@ def _places(rows: pa.RecordBatch, names: pa.Array[Any]) -> dict[str, pa.Array[An
 
 
 def _position(origin: EventOrigin, rows: pa.RecordBatch) -> pa.Array[Any]:
-    """Return the positions in the log, as in events, file and position with a colon between; null for snapshots."""
-    fields = [one for one in origin.position_fields if one.column in {"file", "pos"}]
+    """Return the positions of changes in the source's log as in events; null for snapshot rows.
+
+    The file and the position of a binlog have a colon between them.
+    """
+    fields = [part for part in origin.position_fields if part.column in {"file", "pos"}]
     pieces: list[str | Optional] = []
-    for one in fields:
+    for part in fields:
         pieces += [":"] if pieces else []
-        pieces.append(Optional("", position_values(one, rows)))
-    known = ~is_snapshot(rows) & _numpy(rows.column("pos").is_valid())
+        pieces.append(Optional("", position_values(part, rows)))
+    has_position = ~is_snapshot(rows) & _numpy(rows.column("pos").is_valid())
     texts = concat(rows.num_rows, pieces)
-    return cast("pa.Array[Any]", pc.if_else(pa.array(known), texts, pa.scalar(None, pa.string())))
+    return cast(
+        "pa.Array[Any]", pc.if_else(pa.array(has_position), texts, pa.scalar(None, pa.string()))
+    )
 
 
 def _replaced(column: pa.Array[Any], mask: Mask, values: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a column with other values where the mask says so, one for each; Arrow's functions for it know no UUIDs."""
+    """Return a column with other values where the mask is set, one value for each such row.
+
+    Arrow's own functions for this do not support UUIDs.
+    """
     index: npt.NDArray[np.int64] = np.arange(len(column))
     index[mask] = len(column) + np.arange(len(values))
     return pa.concat_arrays([column, values]).take(pa.array(index, pa.int64()))
 
 
 def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
-    tables = [pa.Table.from_batches([one]) for one in batches]
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
     (joined,) = pa.concat_tables(tables).unify_dictionaries().combine_chunks().to_batches()
     return joined
 
@@ -754,8 +777,8 @@ def place_of(rows: pa.RecordBatch, row: int) -> ChangePlace:
     return ChangePlace(rows.column("segment")[row].as_py(), rows.column("ordinal")[row].as_py())
 
 
-def _text(place: ChangePlace) -> str:
-    return f"segment {place.segment}, ordinal {place.ordinal}"
+def _text(change: ChangePlace) -> str:
+    return f"segment {change.segment}, ordinal {change.ordinal}"
 
 
 def _numpy(mask: pa.Array[Any]) -> Mask:

@@ -1,4 +1,5 @@
-"""Tables of a lakehouse: Delta Lake and Apache Iceberg, one sink with two dialects.
+"""Tables of a lakehouse, Delta Lake and Apache Iceberg: one sink with two dialects.
 
-Everything here is text and configuration, without Spark: `dialect` writes SQL, `pipeline.lake` has Spark execute it.
+This package has only SQL text and configuration, without Spark: the dialects write SQL, and
+`pipeline.lake` has Spark execute it.
 """

@@ -51,7 +51,7 @@ _OWN_SETTINGS = (
     "spark.sql.parquet.outputTimestampType",
     "spark.sql.session.timeZone",
 )
-"""What the names of settings begin with that make commits exactly once, or decide what values become."""
+"""Prefixes of settings that make commits apply exactly once, or decide how values are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class PartitionField:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Where the rows of a table lie.
+    """How a table is partitioned and clustered.
 
     Attributes:
         partition_by: What the table is partitioned by.
@@ -83,12 +83,12 @@ class TableLayout:
 
 
 def partition_field(text: str) -> PartitionField:
-    """Return the meaning of an entry of `partition_by`: a column, or a transform such as `bucket(16, id)`."""
+    """Parse an entry of `partition_by`: a column, or a transform such as `bucket(16, id)`."""
     text = text.strip()
-    if found := _TRANSFORM.fullmatch(text):
-        return PartitionField(found[2].strip(), found[1].lower().removesuffix("s") + "s")
-    if found := _SIZED.fullmatch(text):
-        return PartitionField(found[3].strip(), found[1].lower(), int(found[2]))
+    if parsed := _TRANSFORM.fullmatch(text):
+        return PartitionField(parsed[2].strip(), parsed[1].lower().removesuffix("s") + "s")
+    if parsed := _SIZED.fullmatch(text):
+        return PartitionField(parsed[3].strip(), parsed[1].lower(), int(parsed[2]))
     return PartitionField(text)
 
 
@@ -115,7 +115,7 @@ def _cron(text: str) -> str:
 
 
 def _off(value: object) -> object:
-    """Accept `off` in place of a block; YAML makes `false` of it."""
+    """Accept `off` in place of a block; YAML parses it as `false`."""
     return {"enabled": False} if value is False or value == "off" else value
 
 
@@ -135,7 +135,7 @@ def _location(text: str) -> str:
 
 
 def local_folder(location: str) -> Path | None:
-    """Return the folder that a path or URL names on this machine, None if it is elsewhere."""
+    """Return the folder on this machine that a path or URL names; None if it is elsewhere."""
     url = urlsplit(location)
     if url.scheme == "file" and url.netloc in {"", "localhost"}:
         return Path(unquote(url.path))
@@ -292,11 +292,11 @@ class DeltaSinkConfig(LakeSinkConfig):
                 f"table {self.table} is not schema.table, as names of Delta tables in a catalog are"
             )
         for fields in self.partition_by.values():
-            for one in fields:
-                if partition_field(one).transform != "identity":
+            for partition in fields:
+                if partition_field(partition).transform != "identity":
                     raise ValueError(
-                        f"partition_by {one}: Delta tables are partitioned by columns only (a "
-                        "transform needs an Iceberg table)"
+                        f"partition_by {partition}: Delta tables are partitioned by columns only "
+                        "(a transform needs an Iceberg table)"
                     )
         for table in self.partition_by.keys() & self.cluster_by.keys():
             raise ValueError(
@@ -318,22 +318,24 @@ class IcebergSinkConfig(LakeSinkConfig):
 
     @model_validator(mode="after")
     def _check_catalog(self) -> IcebergSinkConfig:
-        given = {name: one.get_secret_value() for name, one in self.catalog_properties.items()}
-        if not given and "catalog" not in self.model_fields_set:
+        properties = {
+            name: secret.get_secret_value() for name, secret in self.catalog_properties.items()
+        }
+        if not properties and "catalog" not in self.model_fields_set:
             raise ValueError(
                 "needs `catalog_properties` (without a server: type: hadoop, and a folder as "
                 "warehouse), or `catalog`, the name of a catalog that the Spark server knows"
             )
-        if given and not given.keys() & {"type", "catalog-impl"}:
+        if properties and not properties.keys() & {"type", "catalog-impl"}:
             raise ValueError("catalog_properties has no `type`: hadoop, hive, rest, jdbc or glue")
-        if given.get("type") == "hadoop":
-            if "warehouse" not in given:
+        if properties.get("type") == "hadoop":
+            if "warehouse" not in properties:
                 raise ValueError("catalog_properties has no `warehouse`: the folder of the tables")
             try:
-                _location(given["warehouse"])
+                _location(properties["warehouse"])
             except ValueError as error:
                 raise ValueError(f"catalog_properties: warehouse {error}") from None
-        if "cache-enabled" in given:
+        if "cache-enabled" in properties:
             raise ValueError(
                 "catalog_properties sets cache-enabled, which is always false: a cache would hide "
                 "the commits of other runs"
@@ -347,7 +349,7 @@ class IcebergSinkConfig(LakeSinkConfig):
 
     @property
     def warehouse(self) -> str | None:
-        """The folder or URL of the tables, if the catalog is nothing but a folder."""
+        """The folder or URL of the tables, if the catalog is only a folder (`type: hadoop`)."""
         properties = self.catalog_properties
         kind = properties.get("type")
         if kind is None or kind.get_secret_value() != "hadoop":

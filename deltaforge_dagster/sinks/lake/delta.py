@@ -1,7 +1,8 @@
-"""Delta Lake as a dialect.
+"""The dialect for Delta Lake.
 
-A commit of Delta's log can contain a transaction's application and version; a later one of the same application
-whose version is not newer is skipped without an error. So each step of a commit has a version of its own.
+A commit in Delta's log can contain an application id and a transaction version; a later commit of
+the same application whose version is not newer is skipped without an error. So each step of our
+commits has a version of its own.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from deltaforge_dagster.sinks.lake.dialect import (
 from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
 
 _TRANSACTION = "spark.databricks.delta.write.txn"
+# A statement's transaction version is the number of its commit times `_STEPS`, plus its own number.
 _STEPS = 1 << 20
 _MAPPED = set(" ,;{}()\n\t=")
-"""Characters that a column's name can have only with column mapping."""
+"""Characters that are possible in a column's name only with column mapping."""
 _MAPPING: Mapping[str, str] = {"delta.columnMapping.mode": "name"}
 _FLOATS = {"float", "double"}
 _RESERVED = {"_metadata", "_change_type", "_commit_version", "_commit_timestamp"}
@@ -49,7 +51,7 @@ class DeltaMaintenance:
         default_factory=lambda: {
             # With the default of 10,000 tasks, VACUUM of a small table takes a minute.
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
-            # Our own options have a limit.
+            # Not needed: `retention_hours` has a minimum of its own.
             "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         },
         init=False,
@@ -78,7 +80,10 @@ class DeltaMaintenance:
         small: bool,
         deleted: bool,
     ) -> Sequence[str]:
-        """Return the statements; OPTIMIZE alone keeps the deleted rows of a file that it cannot put together with others."""
+        """Return the statements.
+
+        OPTIMIZE alone keeps the deleted rows of a file that it cannot combine with others.
+        """
         table = self.dialect.table(destination)
         return (
             *([f"OPTIMIZE {table}"] if small else []),
@@ -91,7 +96,7 @@ class DeltaMaintenance:
         now: datetime,  # noqa: ARG002
         retention_hours: int,
     ) -> Sequence[str]:
-        """Return the statement; Delta itself cleans its log."""
+        """Return the statement; Delta cleans its log itself."""
         return (f"VACUUM {self.dialect.table(destination)} RETAIN {retention_hours} HOURS",)
 
 
@@ -133,9 +138,10 @@ class DeltaDialect:
         return f"SELECT {literal(self._folder(destination))} AS location"
 
     def figures(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
-        """Return a query for what the checksum of a version says, in which Delta counts as it commits.
+        """Return a query for the checksum of a version, which Delta writes with each commit.
 
-        It counts no rows, but lists the files of a table that has at most 50, with those of each.
+        The checksum has no number of rows. But for a table of at most 50 files it lists these, each
+        with its number of rows.
         """
         files, size, deleted = (
             f"CAST(get_json_object(value, '$.{name}') AS BIGINT)"
@@ -177,36 +183,39 @@ class DeltaDialect:
         replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
-        own = dict(properties)
-        if self.config.mode != "changelog":  # to which rows are only added
+        all_properties = dict(properties)
+        if self.config.mode != "changelog":  # changelogs only get new rows
             vectors = self.config.write_mode == "merge_on_read"
-            own["delta.enableDeletionVectors"] = str(vectors).lower()
-        own["delta.dataSkippingStatsColumns"] = _with_statistics(columns, layout)
+            all_properties["delta.enableDeletionVectors"] = str(vectors).lower()
+        all_properties["delta.dataSkippingStatsColumns"] = _with_statistics(columns, layout)
         if any(_MAPPED & set(column.name) for column in columns):
-            own |= _MAPPING
+            all_properties |= _MAPPING
         if self.config.type_widening:
-            own["delta.enableTypeWidening"] = "true"
+            all_properties["delta.enableTypeWidening"] = "true"
         definitions = ", ".join(column.definition for column in columns)
-        by = ", ".join(quoted(one) for one in layout.cluster_by)
-        clustered = f" CLUSTER BY ({by})" if by else ""
+        clustered_by = ", ".join(quoted(column) for column in layout.cluster_by)
+        clustered = f" CLUSTER BY ({clustered_by})" if clustered_by else ""
         return (
             f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING delta"
             f"{partition_text(layout.partition_by)}{clustered}"
-            f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
+            f" TBLPROPERTIES ({properties_text(all_properties | dict(self.config.properties))})"
         )
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
-        """Return the statements that add columns, after those that let the table have them."""
+        """Return the statements that add columns, after those that enable what these need."""
         needed: dict[str, str] = {}
         if any("timestamp_ntz" in column.type for column in columns):
             needed["delta.feature.timestampNtz"] = "supported"
         if any(_MAPPED & set(column.name) for column in columns):
             needed |= _MAPPING
-        added = f"ALTER TABLE {table} ADD COLUMNS ({', '.join(one.definition for one in columns)})"
+        added = (
+            f"ALTER TABLE {table} ADD COLUMNS"
+            f" ({', '.join(column.definition for column in columns)})"
+        )
         return (*self._set(table, needed), added)
 
     def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:  # noqa: ARG002
-        """Return the statements that widen a column, None without the option."""
+        """Return the statements that widen a column; None without the option `type_widening`."""
         if not self.config.type_widening:
             return None
         return (
@@ -217,7 +226,7 @@ class DeltaDialect:
     def rename(
         self, table: str, column: str, new: str, properties: Mapping[str, str]
     ) -> Sequence[str]:
-        """Return the statements, the first of which lets columns have other names than in the files."""
+        """Return the statements, after one that enables column mapping if it is not enabled yet."""
         mapped = properties.keys() >= _MAPPING.keys()
         return (
             *self._set(table, {} if mapped else _MAPPING),
@@ -225,7 +234,7 @@ class DeltaDialect:
         )
 
     def bad_name(self, column: str) -> str | None:
-        """Return why there can be no such column."""
+        """Return why the table cannot have a column of this name."""
         return "Delta reserves the name" if column.lower() in _RESERVED else None
 
     def stored(self, type_: str) -> str:
@@ -243,21 +252,24 @@ class DeltaDialect:
 
 
 def _with_statistics(columns: Sequence[LakeColumn], layout: TableLayout) -> str:
-    """Return the columns of which Delta keeps the smallest and largest value of each file, as a property says it.
+    """Return the property with the columns of which Delta keeps the bounds of each file.
 
-    To find the smallest and largest text takes almost as long as to write it, so of texts they are only those by which the
-    sink or its user looks for rows.
+    The bounds are the smallest and the largest value.
+
+    Finding the bounds of texts takes almost as long as writing them, so text columns are included
+    only if the sink or its users look for rows by them: key columns, and columns that cluster the
+    table.
     """
-    looked_for = {one.lower() for one in layout.cluster_by}
-    parts = {one.column.lower() for one in layout.partition_by}
+    looked_for = {name.lower() for name in layout.cluster_by}
+    parts = {partition.column.lower() for partition in layout.partition_by}
     return ",".join(
-        quoted(one.name)
-        for one in columns
-        if one.name.lower() not in parts  # which have no others
+        quoted(column.name)
+        for column in columns
+        if column.name.lower() not in parts  # a file has only one value of these
         and (
-            is_ordered(one.type)
-            or one.type in _FLOATS
-            or (one.type == "string" and (one.is_key or one.name.lower() in looked_for))
+            is_ordered(column.type)
+            or column.type in _FLOATS
+            or (column.type == "string" and (column.is_key or column.name.lower() in looked_for))
         )
     )
 
@@ -271,9 +283,9 @@ _ROWS = """aggregate(
     (rows, file) -> rows + CAST(get_json_object(file.stats, '$.numRecords') AS BIGINT)
         - coalesce(file.deletionVector.cardinality, 0L)
 )"""
-"""The number of rows by a checksum: NULL if it lists no files, or one without statistics."""
+"""Number of rows by a checksum: NULL if it lists no files, or a file without statistics."""
 
 
 def _checksum(version: int, location: str | None) -> str:
-    """Return the file in SQL in which the log has the figures of a version, one line of JSON."""
+    """Return the name in SQL of the log's file with the figures of a version: one line of JSON."""
     return quoted("text", f"{location}/_delta_log/{version:020d}.crc")

@@ -1,7 +1,8 @@
-"""What differs between the formats of lake tables, as SQL text and settings of a Spark session.
+"""The differences between the formats of lake tables: SQL text, and settings of Spark sessions.
 
-Both formats are written by the same statements (`statements`), but they make a commit exact in different ways, as
-`pipeline.lake.writer` describes: a format has either a fence of its own, set by `stamp`, or `Branches`.
+Both formats are written by the same statements (`statements`), but they make a commit apply exactly
+once in different ways, which `pipeline.lake.writer` describes: a format has either a fence of its
+own, set by `stamp`, or `Branches`.
 """
 
 from __future__ import annotations
@@ -20,36 +21,46 @@ from deltaforge_dagster.sinks.lake.config import (
 from deltaforge_dagster.sinks.lake.sql import literal, quoted
 
 OWNER = "deltaforge.owner"
-"""Property of a table: whose it is, JSON (`pipeline.lake.writer.Ownership`)."""
+"""Property of a table: its owner, JSON (`pipeline.lake.target.Ownership`)."""
 
 SOURCE = "deltaforge.source"
 """Property of a table: the source's table that its rows are from."""
 
 PENDING = "deltaforge.pending"
-"""Property of a table, and of the table with its pending changes: a random text, which shows that they belong together."""
+"""Property of a table and of that with its pending changes: the same random text in both.
+
+It shows that the two tables belong together.
+"""
 
 KEY = "deltaforge.key"
 """Property of a table of pending changes: the key columns, JSON."""
 
 COLUMNS = "deltaforge.columns"
-"""Property of a table: by name of a column what identifies it, JSON (`StagedTable.identities`)."""
+"""Property of a table: what identifies its columns, by name, JSON (`StagedTable.identities`)."""
 UNFILLED = f"{COLUMNS}.unfilled"
-"""Property of a table: columns that are added, whose rows are not filled yet, with the value (`StagedTable.fills`); JSON."""
+"""Property of a table: values (`StagedTable.fills`) of added columns not filled yet, JSON."""
 
 CLUSTERED = "deltaforge.clustered"
-"""Property of a table whose format does not know it itself: the columns by which compaction clusters it, JSON."""
+"""Property of a table: the columns by which compaction clusters it, JSON.
+
+It is set only if the format does not store them itself.
+"""
 
 INT64_TIMESTAMPS = "deltaforge.int64-timestamps"
-"""Property of a table: `true` if no file has timestamps as INT96, of which readers other than Spark make others (1816 of 9999)."""
+"""Property of a table: `true` if no file has timestamps as INT96.
+
+Readers other than Spark take such timestamps for others: the year 9999 becomes 1816.
+"""
 
 COMMITTED = "deltaforge.committed"
-"""Property of a table: a copy of its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
+"""Property of a table: its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
 
 SMALL_FILE_BYTES = 32 << 20
 """A file with fewer bytes is small."""
 
 SESSION_SETTINGS: Mapping[str, str] = {
-    # Statements join and sort; with adaptive planning, small ones do so in few tasks and write few files.
+    # Statements join and sort. With adaptive planning, small statements use few tasks and write few
+    # files.
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.shuffle.partitions": "16",
@@ -58,26 +69,30 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "spark.sql.ansi.enabled": "true",
     # Staged rows have timestamps with and without a time zone.
     "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
-    # Spark's default for timestamps with a time zone is INT96, which many readers take for nanoseconds since 1970: these
-    # end in 2262. Before 1582, LEGACY files would have days of another calendar.
+    # Spark's default for timestamps with a time zone is INT96, which many readers convert to
+    # nanoseconds since 1970, whose range ends in 2262. In LEGACY mode, dates before 1582 would be
+    # those of another calendar.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
 }
 
 
 _WRITER_SETTINGS: Mapping[str, str] = {
-    # A Bloom filter of the keys of changes leaves out most rows of a table where they are read. Spark makes none for what it
-    # might broadcast, even in joins that cannot; and of changes, not of a table, because only these are few.
+    # A Bloom filter of the keys of changes skips most rows of a table when they are read. Spark
+    # makes none for a side that it might broadcast, even in joins that cannot broadcast it, so
+    # broadcasts by estimated size are off. The filter is made of the changes, not of a table,
+    # because only the changes are few.
     "spark.sql.optimizer.runtime.bloomFilter.applicationSideScanSizeThreshold": "10MB",
     "spark.sql.optimizer.runtime.bloomFilter.creationSideThreshold": "100MB",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
-    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",  # by what was read, not estimated
+    # By the size that was read, not the estimated one.
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
 }
 _TASK_BYTES = (
     "spark.sql.adaptive.advisoryPartitionSizeInBytes",
-    "spark.sql.iceberg.advisory-partition-size",  # of what Iceberg writes; by default up to 384 MB
+    "spark.sql.iceberg.advisory-partition-size",  # of Iceberg's writes; by default up to 384 MB
 )
-"""The settings with which a session that writes gets `task_bytes`."""
+"""The settings that have the value of `task_bytes` in a session that writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +102,7 @@ class LakeColumn:
     Attributes:
         name: Its name.
         type: Its type, as `sql` writes it.
-        comment: What it was in the source, if known.
+        comment: The column's type at the source, if known.
         is_key: Whether it is part of the key.
     """
 
@@ -104,21 +119,26 @@ class LakeColumn:
 
 
 class Branches(Protocol):
-    """Statements for branches of a table, which commit several statements at once and only onto what was read."""
+    """Statements for branches of a table.
+
+    A branch commits several statements at once, and only onto the snapshot that was read.
+    """
 
     def snapshots(self, table: str) -> str:
-        """Return a query for the snapshots: `id`, `parent`, and when it was made, `at`, in microseconds since 1970.
+        """Return a query for the snapshots: `id`, `parent`, and `at`.
 
-        If it is ours, it also has its stamp's `owner` and `version`.
+        `at` is when the snapshot was made, in microseconds since 1970 UTC.
+
+        A snapshot with a stamp also has the stamp's `owner` and `version`.
         """
         ...
 
     def references(self, table: str) -> str:
-        """Return a query for the branches: `name` and the `id` of its newest snapshot."""
+        """Return a query for the branches: `name`, and the `id` of the branch's newest snapshot."""
         ...
 
     def create(self, table: str, branch: str, snapshot: int | None) -> str:
-        """Return the statement that makes a branch at a snapshot; None: of a table that is empty."""
+        """Return the statement that makes a branch at a snapshot; None for an empty table."""
         ...
 
     def drop(self, table: str, branch: str) -> str:
@@ -130,9 +150,11 @@ class Branches(Protocol):
         ...
 
     def publish(self, destination: Sequence[str], branch: str) -> str:
-        """Return the statement that makes main equal to the branch, which fails unless the branch contains main.
+        """Return the statement that makes main equal to the branch, if that contains main.
 
-        Its answer has `updated_ref`, the newest snapshot.
+        Otherwise the statement fails.
+
+        The result of the statement has `updated_ref`, the newest snapshot.
         """
         ...
 
@@ -146,11 +168,14 @@ class TableMaintenance(Protocol):
         ...
 
     def newest(self, table: str) -> str:
-        """Return a query for the newest `version` of a table; no row if it has none."""
+        """Return a query for the newest `version` of a table; without a row if it has none."""
         ...
 
     def small_files(self, table: str, version: int, location: str | None) -> str:
-        """Return a query for the number of `small` files; arguments are those of `LakeDialect.figures`."""
+        """Return a query for the number of `small` files.
+
+        Arguments are those of `LakeDialect.figures`.
+        """
         ...
 
     def compact(
@@ -162,18 +187,21 @@ class TableMaintenance(Protocol):
         small: bool,
         deleted: bool,
     ) -> Sequence[str]:
-        """Return the statements that make large files of `small` ones, and files without the `deleted` rows.
+        """Return the statements that combine `small` files, and rewrite those with `deleted` rows.
 
-        If the table is clustered, they cluster it.
+        If the table is clustered, the statements cluster it.
         """
         ...
 
     def clean(
         self, destination: Sequence[str], now: datetime, retention_hours: int
     ) -> Sequence[str]:
-        """Return the statements that delete what no reader of a version since so many hours before `now` needs.
+        """Return the statements that delete what only versions older than the retention need.
 
-        Among that are files which never became part of the table, but none that a commit may still be writing.
+        The retention is a number of hours before `now`.
+
+        They also delete files which never became part of the table, but none that a commit may
+        still be writing.
         """
         ...
 
@@ -188,7 +216,7 @@ class LakeDialect(Protocol):
 
     @property
     def branches(self) -> Branches | None:
-        """Statements for branches, if they are what makes a commit exact."""
+        """Statements for branches, if branches are what makes a commit apply exactly once."""
         ...
 
     @property
@@ -198,27 +226,33 @@ class LakeDialect(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Settings of a session, made before its first statement."""
+        """Settings of a session, to be set before its first statement."""
         ...
 
     @property
     def last_version(self) -> str | None:
-        """The setting that has the version of the session's last commit; None if `Branches.publish` returns it."""
+        """The setting with the version of the session's last commit, or None.
+
+        None if `Branches.publish` returns the version.
+        """
         ...
 
     def location(self, destination: Sequence[str]) -> str | None:
-        """Return the query for a table's `location`, None if `figures` does not need it."""
+        """Return the query for a table's `location`; None if `figures` does not need it."""
         ...
 
     def figures(self, table: str, version: int, location: str | None) -> str:
-        """Return a query for what the format itself counts: `files`, their `bytes`, `rows`, and `deleted` rows in them.
+        """Return a query for what the format itself counts.
 
-        What is not known is null. There may be no row, or nothing to query.
+        The columns are `files`, their `bytes`, `rows`, and `deleted` rows in the files.
+
+        An unknown number is null. The query may return no row, or fail because there is nothing to
+        query.
 
         Args:
             table: Name of the table.
             version: A version of the table.
-            location: What `location` has found.
+            location: The location that the query of `location` has returned.
         """
         ...
 
@@ -226,7 +260,7 @@ class LakeDialect(Protocol):
         """Return settings with which a statement's commit is stamped.
 
         Args:
-            owner: Who writes.
+            owner: The writer (`TableCommit.stamp`).
             version: Number of the commit.
             step: Number of the statement in the commit.
         """
@@ -237,7 +271,7 @@ class LakeDialect(Protocol):
         ...
 
     def prepare(self, destination: Sequence[str]) -> Sequence[str]:
-        """Return the statements that make what contains the table."""
+        """Return the statements that make the namespace of the table."""
         ...
 
     def create(
@@ -249,7 +283,10 @@ class LakeDialect(Protocol):
         *,
         replace: bool,
     ) -> str:
-        """Return the statement that makes a table unless it exists; if `replace`, that replaces one by one without rows."""
+        """Return the statement that makes a table unless it exists, or with `replace` replaces it.
+
+        A table that is replaced has no rows afterwards.
+        """
         ...
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
@@ -257,43 +294,53 @@ class LakeDialect(Protocol):
         ...
 
     def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:
-        """Return the statements that widen a column, None if the format or the options do not allow that."""
+        """Return the statements that widen a column; None if format or options do not allow it."""
         ...
 
     def rename(
         self, table: str, column: str, new: str, properties: Mapping[str, str]
     ) -> Sequence[str]:
-        """Return the statements that rename a column, which keeps its values; `properties` are the table's."""
+        """Return the statements that rename a column and keep its values.
+
+        `properties` are those of the table.
+        """
         ...
 
     def bad_name(self, column: str) -> str | None:
-        """Return why the format cannot have a column of that name, None if it can."""
+        """Return why the format cannot have a column of this name; None if it can."""
         ...
 
     def stored(self, type_: str) -> str:
-        """Return the type that a column gets whose values are of this type."""
+        """Return the type with which the format stores a column of this type."""
         ...
 
 
 def task_bytes(config: LakeSinkConfig) -> int:
     """Return how many shuffled bytes one task of a statement joins or writes.
 
-    Where a commit marks replaced rows, it writes only what has changed, which is often less than Spark's 64 MiB: in one task,
-    as slow as one processor. Where it rewrites files, larger tasks write larger files.
+    A commit that marks replaced rows writes only what has changed, which is often less than Spark's
+    default of 64 MiB: one task, on one processor, would write all of it. For a commit that rewrites
+    files, larger tasks write larger files.
     """
     marks = config.write_mode == "merge_on_read"
     return (16 if marks else 64) << 20
 
 
 def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
-    """Return the settings of a session that reads or writes a sink's tables: the format's, then the sink's own."""
+    """Return the settings of a session that reads or writes a sink's tables.
+
+    They are those of the format, overridden by the sink's own.
+    """
     return {**dialect.settings, **_own(config)}
 
 
 def writer_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
-    """Return the settings of a session that writes a sink's tables: the format's, those of joins and writes, then the sink's own.
+    """Return the settings of a session that writes a sink's tables.
 
-    What depends on how a sink writes is only here: one session may read the tables of several sinks.
+    They are those of the format, and those for joins and writes, overridden by the sink's own.
+
+    Settings that depend on how a sink writes are only here, because one session may read the tables
+    of several sinks.
     """
     size = str(task_bytes(config))
     return {
@@ -305,13 +352,14 @@ def writer_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str
 
 
 def _own(config: LakeSinkConfig) -> Mapping[str, str]:
-    return {name: one.get_secret_value() for name, one in config.spark.items()}
+    return {name: secret.get_secret_value() for name, secret in config.spark.items()}
 
 
 def create_text(*, replace: bool) -> str:
-    """Return the words with which a statement begins that makes a table, or replaces it.
+    """Return the beginning of a statement that makes or replaces a table.
 
-    Not `CREATE OR REPLACE`: with Delta, it replaces nothing if the table is a path, and succeeds if the table is alike.
+    It is not `CREATE OR REPLACE`: with Delta, that replaces nothing if the table is given by its
+    path, and succeeds if the definitions are the same.
     """
     return "REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
 
@@ -331,8 +379,10 @@ def partition_text(partition_by: Sequence[PartitionField]) -> str:
     if not partition_by:
         return ""
     fields = []
-    for one in partition_by:
-        column = quoted(one.column)
-        arguments = column if one.argument is None else f"{one.argument}, {column}"
-        fields.append(column if one.transform == "identity" else f"{one.transform}({arguments})")
+    for partition in partition_by:
+        column = quoted(partition.column)
+        arguments = column if partition.argument is None else f"{partition.argument}, {column}"
+        fields.append(
+            column if partition.transform == "identity" else f"{partition.transform}({arguments})"
+        )
     return f" PARTITIONED BY ({', '.join(fields)})"

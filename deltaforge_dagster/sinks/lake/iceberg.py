@@ -1,8 +1,9 @@
-"""Apache Iceberg as a dialect.
+"""The dialect for Apache Iceberg.
 
-Snapshots can be stamped with properties, which fence nothing: of two writers that add the same rows, both succeed. But
-a branch becomes the main one only if it contains the main one's newest snapshot. So the statements of a commit write
-to a branch of their own, made at the snapshot at which it was seen that the commit is not in the table yet.
+Snapshots can be stamped with properties, but these fence nothing: if two writers add the same rows,
+both succeed. However, a branch can become the main one only if it contains the newest snapshot of
+main. So the statements of a commit write to a branch of their own, made at the snapshot at which
+the table was seen to lack the commit.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from deltaforge_dagster.sinks.lake.sql import literal, quoted
 _STAMP = "spark.sql.iceberg.snapshot-property."
 _OWNER, _VERSION = "deltaforge.writer", "deltaforge.version"
 _ORPHAN_AGE = timedelta(days=3)
-"""Age from which on a file that is in no snapshot is not from a commit that is under way."""
+"""Age from which a file that is in no snapshot does not belong to a commit in progress."""
 
 _WIDER = {("int", "bigint"), ("float", "double")}
 _RESERVED = {
@@ -67,8 +68,8 @@ class IcebergBranches:
 
     def create(self, table: str, branch: str, snapshot: int | None) -> str:
         """Return the statement that makes a branch."""
-        place = "" if snapshot is None else f" AS OF VERSION {snapshot}"
-        return f"ALTER TABLE {table} CREATE BRANCH {quoted(branch)}{place}"
+        as_of = "" if snapshot is None else f" AS OF VERSION {snapshot}"
+        return f"ALTER TABLE {table} CREATE BRANCH {quoted(branch)}{as_of}"
 
     def drop(self, table: str, branch: str) -> str:
         """Return the statement that drops a branch."""
@@ -102,7 +103,10 @@ class IcebergMaintenance:
         return f"SELECT snapshot_id AS version FROM {table}.refs WHERE name = 'main'"
 
     def small_files(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
-        """Return a query for the number of small files, among which are files of deletes, except for vectors."""
+        """Return a query for the number of small files.
+
+        Delete files count as small, except for deletion vectors.
+        """
         return (
             f"SELECT count_if(IF(content = 0, file_size_in_bytes < {SMALL_FILE_BYTES},"
             f" file_format <> 'PUFFIN')) AS small FROM {table}.files"
@@ -117,13 +121,19 @@ class IcebergMaintenance:
         small: bool,  # noqa: ARG002 - one statement does both
         deleted: bool,  # noqa: ARG002
     ) -> Sequence[str]:
-        """Return the statement; without deletion vectors, files of deletes would stay that say nothing any more."""
-        how = f"'delete-ratio-threshold', '{options.deleted_ratio}', 'remove-dangling-deletes', 'true'"
-        arguments = [f"options => map({how})"]
-        columns = [quoted(one) for one in orjson.loads(properties.get(CLUSTERED, "[]"))]
+        """Return the statement, which also removes delete files that no longer apply to any row.
+
+        In tables without deletion vectors, such files would remain otherwise.
+        """
+        rewrite_options = (
+            f"'delete-ratio-threshold', '{options.deleted_ratio}',"
+            f" 'remove-dangling-deletes', 'true'"
+        )
+        arguments = [f"options => map({rewrite_options})"]
+        columns = [quoted(column) for column in orjson.loads(properties.get(CLUSTERED, "[]"))]
         if columns:
-            by = columns[0] if len(columns) == 1 else f"zorder({', '.join(columns)})"
-            arguments += ["strategy => 'sort'", f"sort_order => {literal(by)}"]
+            order = columns[0] if len(columns) == 1 else f"zorder({', '.join(columns)})"
+            arguments += ["strategy => 'sort'", f"sort_order => {literal(order)}"]
         return (self._call("rewrite_data_files", destination, *arguments),)
 
     def clean(
@@ -164,22 +174,22 @@ class IcebergDialect:
     def settings(self) -> Mapping[str, str]:
         """Settings of a session, above all of the catalog."""
         catalog = f"spark.sql.catalog.{self.config.catalog}"
-        given = self.config.catalog_properties
+        properties = self.config.catalog_properties
         return {
             **SESSION_SETTINGS,
-            **({catalog: "org.apache.iceberg.spark.SparkCatalog"} if given else {}),
-            **{f"{catalog}.{name}": value.get_secret_value() for name, value in given.items()},
-            # Otherwise one task would write what a statement has changed, up to 384 MB of it.
+            **({catalog: "org.apache.iceberg.spark.SparkCatalog"} if properties else {}),
+            **{f"{catalog}.{name}": value.get_secret_value() for name, value in properties.items()},
+            # Otherwise one task would write all that a statement has changed, up to 384 MB.
             "spark.sql.iceberg.advisory-partition-size": str(32 << 20),
-            # Otherwise a session does not see what others commit.
+            # Otherwise a session does not see commits of other sessions.
             f"{catalog}.cache-enabled": "false",
         }
 
     def location(self, destination: Sequence[str]) -> None:
-        """Return None: snapshots themselves say what they have."""
+        """Return None: the figures are in the table's snapshots."""
 
     def figures(self, table: str, version: int, location: str | None) -> str:  # noqa: ARG002
-        """Return a query for what a snapshot's summary says."""
+        """Return a query for the figures in a snapshot's summary."""
         files, size, records, deleted, by_value = (
             f"CAST(summary[{literal(f'total-{name}')}] AS BIGINT)"
             for name in (
@@ -216,30 +226,35 @@ class IcebergDialect:
         replace: bool,
     ) -> str:
         """Return the statement that makes a table unless it exists, or replaces it."""
-        own = dict(properties)
+        all_properties = dict(properties)
         # A table that is replaced keeps the properties that the statement does not set.
         if layout.cluster_by or replace:
-            own[CLUSTERED] = orjson.dumps(layout.cluster_by).decode()
-        if self.config.mode != "changelog":  # to which rows are only added
-            how = self.config.write_mode.replace("_", "-")
-            own |= {f"write.{action}.mode": how for action in ("delete", "update", "merge")}
-            if how == "merge-on-read":
-                own["format-version"] = "3"  # which has deletion vectors
+            all_properties[CLUSTERED] = orjson.dumps(layout.cluster_by).decode()
+        if self.config.mode != "changelog":  # changelogs only get new rows
+            write_mode = self.config.write_mode.replace("_", "-")
+            all_properties |= {
+                f"write.{action}.mode": write_mode for action in ("delete", "update", "merge")
+            }
+            if write_mode == "merge-on-read":
+                all_properties["format-version"] = "3"  # only version 3 has deletion vectors
         definitions = ", ".join(column.definition for column in columns)
         return (
             f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING iceberg"
             f"{partition_text(layout.partition_by)}"
-            f" TBLPROPERTIES ({properties_text(own | dict(self.config.properties))})"
+            f" TBLPROPERTIES ({properties_text(all_properties | dict(self.config.properties))})"
         )
 
     def add_columns(self, table: str, columns: Sequence[LakeColumn]) -> Sequence[str]:
         """Return the statement that adds columns."""
         return (
-            f"ALTER TABLE {table} ADD COLUMNS ({', '.join(one.definition for one in columns)})",
+            (
+                f"ALTER TABLE {table} ADD COLUMNS"
+                f" ({', '.join(column.definition for column in columns)})"
+            ),
         )
 
     def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:
-        """Return the statement that widens a column, None if Iceberg cannot."""
+        """Return the statement that widens a column; None if Iceberg cannot."""
         if (old, new) not in _WIDER and not _more_digits(old, new):
             return None
         return (f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {new}",)
@@ -247,21 +262,21 @@ class IcebergDialect:
     def rename(
         self, table: str, column: str, new: str, properties: Mapping[str, str]
     ) -> Sequence[str]:
-        """Return the statement, and one for what `CLUSTERED` says; all else goes by the column's id."""
+        """Return the statement, and one for `CLUSTERED`; everything else uses the column's id."""
         statements = [rename_text(table, column, new)]
         clustered: list[str] = orjson.loads(properties.get(CLUSTERED, "[]"))
-        now = [new if one.lower() == column.lower() else one for one in clustered]
-        if now != clustered:
-            changed = properties_text({CLUSTERED: orjson.dumps(now).decode()})
+        renamed = [new if name.lower() == column.lower() else name for name in clustered]
+        if renamed != clustered:
+            changed = properties_text({CLUSTERED: orjson.dumps(renamed).decode()})
             statements.append(f"ALTER TABLE {table} SET TBLPROPERTIES ({changed})")
         return statements
 
     def bad_name(self, column: str) -> str | None:
-        """Return why there can be no such column."""
+        """Return why the table cannot have a column of this name."""
         return "Iceberg reserves the name" if column.lower() in _RESERVED else None
 
     def stored(self, type_: str) -> str:
-        """Return the type, which Iceberg has no small integers for."""
+        """Return the type with `int` in place of small integers, which Iceberg does not have."""
         return re.sub(r"\b(tinyint|smallint)\b", "int", type_)
 
 

@@ -1,11 +1,14 @@
-"""Pending changes of a table of current rows, in SQL: what they come to, and a view of them and their table.
+"""Pending changes in SQL: their net effect, and a view of a table with its pending changes.
 
-A table of pending changes has a row for each key in each commit that was added to it: the last image of the key in that
-commit, in the columns of the source; its place (`df_position`, `df_ordinal`) and time; in `df_op` `u` if the key has a
-row then, `d` if it has none; and in `df_absent` the columns, in lower case, whose values the commit did not have.
+Only tables of current rows have pending changes. A table of pending changes has a row for each key
+in each commit that was added to it: the last image of the key in that commit, in the columns of the
+source; its place (`df_position`, `df_ordinal`) and time; in `df_op` `u` if the key has a row after
+the commit, `d` if it has none; and in `df_absent` the columns, in lower case, whose values the
+commit did not have.
 
-What they come to is one row per key, the last one, where a column that it lacks has the value of the row before that has
-one. After a delete there is nothing. If no row has one, the value is that of the table.
+Their net effect is one row per key: the last one, in which an absent column has its value from the
+last row before it that has one. After a delete, the value is null. If no pending row has a value,
+it is that of the table.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from deltaforge_dagster.sinks.lake.sql import literal, quoted
 from deltaforge_dagster.sinks.lake.statements import LATER
 
 SUFFIX = "_pending"
-"""What the name of a table has behind it in the name of the table with its pending changes."""
+"""Suffix that makes a table's name that of the table with its pending changes."""
 
 _META = ("df_op", "df_event_time", "df_position", "df_ordinal")
 
@@ -29,7 +32,7 @@ def pending_name(destination: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SqlEngine:
-    """How an engine spells what SQL does not agree on.
+    """The syntax of an engine where SQL dialects differ.
 
     Attributes:
         quote: Returns a quoted name.
@@ -69,10 +72,10 @@ class PendingRows:
     """The pending changes of a table.
 
     Attributes:
-        table: What to read them from, in SQL.
+        table: The table to read them from, in SQL.
         columns: The columns of the source that it has.
-        key: Those that are the key.
-        engine: Reads them.
+        key: The columns among them that are the key.
+        engine: The engine that reads them.
     """
 
     table: str
@@ -81,11 +84,11 @@ class PendingRows:
     engine: SqlEngine = SPARK
 
     def absent(self, through: int) -> str:
-        """Return a query for the names of columns that rows up to a position lack, in lower case."""
+        """Return a query for the columns, in lower case, that rows up to a position lack."""
         return f"SELECT DISTINCT explode(df_absent) AS name FROM {self.table} WHERE df_position <= {through}"
 
     def folded(self, through: int, absent: Collection[str]) -> str:
-        """Return a query for what the rows up to a position come to, in the form of staged rows.
+        """Return a query for the net effect of the rows up to a position, as staged rows.
 
         Args:
             through: The position.
@@ -112,10 +115,11 @@ class PendingRows:
         return f"SELECT {', '.join(chosen)} FROM ({latest}) AS f"
 
     def view(self, table: str, columns: Sequence[str]) -> str:
-        """Return a query for the rows of a table as they are with its pending changes.
+        """Return a query for the rows of a table with its pending changes applied.
 
-        Pending changes are read first. So whoever folds them meanwhile, a change is missed in neither: one that is in
-        both is ignored. Their keys are few, so Spark sends them to where the table's files are read.
+        Pending changes are read before the table. So if they are folded meanwhile, no change is
+        missed: it is found in at least one of the two, and if in both, the pending one is ignored.
+        Their keys are few, so Spark broadcasts them to the tasks that read the table's files.
 
         Args:
             table: The table, in SQL.
@@ -161,18 +165,23 @@ class PendingRows:
         return [name for name in self.columns if name.lower() not in keys]
 
     def _latest(self, sure: Collection[str], where: str) -> str:
-        """Return a query for the last row of each key, and the last value of each column that some rows lack."""
-        place = self.engine.struct({"p": "df_position", "o": "df_ordinal"})
+        """Return a query for each key's last row, and the last values of columns that rows lack."""
+        order = self.engine.struct({"p": "df_position", "o": "df_ordinal"})
         fields = {name: name for name in _META}
         fields |= {self._held(name): self._q(name) for name in sure}
-        found = [f"max_by({self.engine.struct(fields)}, {place}) AS df_last"]
+        aggregates = [f"max_by({self.engine.struct(fields)}, {order}) AS df_last"]
         for name in self._values:
             if name not in sure:
                 value = self.engine.struct({"op": "df_op", "v": self._q(name)})
-                has = f"df_op = 'd' OR df_absent IS NULL OR NOT array_contains(df_absent, {self.engine.text(name.lower())})"
-                found.append(f"max_by({value}, {place}) FILTER (WHERE {has}) AS {self._held(name)}")
+                has_value = (
+                    "df_op = 'd' OR df_absent IS NULL"
+                    f" OR NOT array_contains(df_absent, {self.engine.text(name.lower())})"
+                )
+                aggregates.append(
+                    f"max_by({value}, {order}) FILTER (WHERE {has_value}) AS {self._held(name)}"
+                )
         keys = ", ".join(map(self._q, self.key))
-        return f"SELECT {keys}, {', '.join(found)} FROM {self.table}{where} GROUP BY {keys}"
+        return f"SELECT {keys}, {', '.join(aggregates)} FROM {self.table}{where} GROUP BY {keys}"
 
     def _value(self, row: str, name: str) -> str:
         held = f"{row}.{self._held(name)}"

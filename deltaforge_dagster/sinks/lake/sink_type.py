@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables as kinds of sinks."""
+"""The sink types for Delta and Iceberg tables."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     }
 
     def column_types(self) -> TargetTypes:
-        """Return what Delta and Iceberg tables can have, as far as Spark can read and write it."""
+        """Return the types that Delta and Iceberg tables can have and Spark can read and write."""
         from deltaforge_dagster.typed_rows.schema import TargetTypes  # noqa: PLC0415 - needs Arrow
 
         return TargetTypes(unsigned=False, time=False, uuid=False)
 
     @abstractmethod
     def place(self, config: _Config) -> Mapping[str, str]:
-        """Return where the tables are, by what that is: a path or a catalog."""
+        """Return where the tables are: the path or the catalog, by what it is."""
 
     @abstractmethod
     def folder(self, config: _Config) -> str | None:
-        """Return the path or URL of the folder that has the tables, None if only a catalog knows."""
+        """Return the path or URL of the tables' folder; None if only a catalog knows it."""
 
     def owned_place(self, config: _Config) -> tuple[str, ...]:
         """Return the folder, or else the catalog."""
@@ -78,12 +78,12 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
         context: SinkContext,  # noqa: ARG002
         names: Sequence[str],  # noqa: ARG002
     ) -> list[Finding]:
-        """Check that a local folder can be written; only a run shows the rest."""
+        """Check that a local folder can be written; for other places, only a run shows that."""
         subject, folder = f"sink {config.id}", self.folder(config)
         local = None if folder is None else local_folder(folder)
         if local is not None:
             return [folder_finding(subject, local, "tables", "correct the sink's path")]
-        where = ", ".join(f"{what} {name}" for what, name in self.place(config).items())
+        where = ", ".join(f"{kind} {name}" for kind, name in self.place(config).items())
         return [Finding(subject, "note", f"only a run shows whether Spark can write to {where}")]
 
 
@@ -133,7 +133,7 @@ class IcebergSinkType(LakeTablesSinkType[IcebergSinkConfig]):
         return IcebergDialect(config)
 
     def place(self, config: IcebergSinkConfig) -> Mapping[str, str]:
-        """Return the catalog, and the folder that it is."""
+        """Return the catalog, and its folder if it is one."""
         folder = config.warehouse
         return {"catalog": config.catalog, **({} if folder is None else {"warehouse": folder})}
 

@@ -1,4 +1,4 @@
-"""Spark SQL in text: names, literals, and which types of columns can hold values of which others.
+"""Text of Spark SQL: names, literals, types, and which types hold the values of which others.
 
 Types are written as Spark writes them: `bigint`, `decimal(10,2)`, `array<string>`.
 """
@@ -21,16 +21,16 @@ _SCALARS = {
 }
 _INTEGERS = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
-"""Integers from the narrowest to the widest, and the digits of their largest values."""
+"""Integer types from the narrowest to the widest, with the digits of their largest values."""
 _EXACT = {"float": {"tinyint", "smallint"}, "double": {"tinyint", "smallint", "int", "float"}}
-"""Types whose values are all exact as floating-point numbers."""
+"""By floating-point type, the types whose values it represents exactly."""
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _LIKE_TEXT = {"boolean", "date", *_DIGITS}
 """Types whose text in Spark is the text that a column of type `text` would have."""
 
 
 def quoted(*names: str) -> str:
-    """Return a name of these parts, quoted."""
+    """Return the quoted name with these parts."""
     return ".".join(f"`{name.replace('`', '``')}`" for name in names)
 
 
@@ -41,7 +41,7 @@ def literal(value: str) -> str:
 
 
 def sql_type(type_: ValueType) -> str:
-    """Return the type of a column with such values; unsigned integers have none."""
+    """Return the type of a column with such values; unsigned integers are not supported."""
     match type_.kind:
         case "integer":
             assert type_.signed
@@ -60,7 +60,7 @@ def sql_type(type_: ValueType) -> str:
 
 
 def holds(wide: str, narrow: str) -> bool:
-    """Return whether a column of type `wide` holds each value of type `narrow` exactly, converted by a cast."""
+    """Return whether a cast from type `narrow` to type `wide` keeps each value exactly."""
     same = wide == narrow
     as_text = wide == "string" and (narrow in _LIKE_TEXT or bool(_DECIMAL.fullmatch(narrow)))
     as_float = narrow in _EXACT.get(wide, ())
@@ -69,7 +69,7 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def is_ordered(type_: str) -> bool:
-    """Return whether the smallest and largest values of a column say much about which files have its values."""
+    """Return whether bounds of a column's values tell well which files can have a value."""
     return type_ in {*_DIGITS, "date", "timestamp", "timestamp_ntz"} or bool(_DECIMAL.match(type_))
 
 
@@ -77,6 +77,6 @@ def _holds_decimal(wide: str, narrow: str) -> bool:
     if (target := _DECIMAL.fullmatch(wide)) is None:
         return False
     digits, scale = int(target[1]), int(target[2])
-    if (found := _DECIMAL.fullmatch(narrow)) is not None:
-        return scale >= int(found[2]) and digits - scale >= int(found[1]) - int(found[2])
+    if (source := _DECIMAL.fullmatch(narrow)) is not None:
+        return scale >= int(source[2]) and digits - scale >= int(source[1]) - int(source[2])
     return digits - scale >= _DIGITS.get(narrow, 99)

@@ -1,7 +1,8 @@
-"""The statements that apply a step of a commit to a table, which are the same in all formats.
+"""The statements that apply a step of a commit to a table, the same in all formats.
 
-They read the staged rows from a view, `STAGED`. Each row has a *place*, `(df_position, df_ordinal)`, and replaces or
-closes only a row that has an earlier one. So a step that is applied again changes nothing.
+They read the staged rows from a view, `STAGED`. Each row has a *place*, `(df_position,
+df_ordinal)`, and replaces or closes only a row with an earlier place. So applying a step again
+changes nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ _PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
 _PENDING = {"df_op": "string", "df_absent": "array<string>", "df_event_time": "timestamp"}
 _VALIDITY = {"df_valid_from": "timestamp", "df_valid_to": "timestamp"}
 _ALL = "s.df_segment >= 0"
-"""Condition that all staged rows fulfil. Spark makes a Bloom filter of the keys of rows only if they are chosen by one."""
+"""Condition that all staged rows meet.
+
+Spark makes a Bloom filter of the keys of rows only if these are selected by a condition.
+"""
 LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
-"""Condition that a change `s` is later in the source's log than the row `t` of a table."""
+"""Condition that a change `s` has a later place than the row `t` of a table."""
 
 
 def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
-    """Return the columns that a table has beside those of its source, by name their types."""
+    """Return the types, by name, of the columns that a table has besides the source's."""
     match mode:
         case "changelog":
             return _CHANGELOG | _PLACE
@@ -44,19 +48,19 @@ def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
 
 
 def pending_columns() -> Mapping[str, str]:
-    """Return the columns that a table of pending changes has beside those of its source, by name their types."""
+    """Return the types, by name, of the own columns of a table of pending changes."""
     return _PENDING | _PLACE
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenColumn:
-    """A column of staged rows, and where it goes.
+    """A column of staged rows, and the table's column to which it is written.
 
     Attributes:
         staged: Its name in the staged rows.
         name: Its name in the table.
         staged_type: Its type in the staged rows.
-        type: Its type in the table, which holds all values of the other.
+        type: Its type in the table, which holds all values of the staged type.
     """
 
     staged: str
@@ -65,9 +69,9 @@ class WrittenColumn:
     type: str
 
     def value(self, row: str, prefix: str = "") -> str:
-        """Return its value in a staged row, as the table has it."""
-        found = f"{row}.{quoted(prefix + self.staged)}"
-        return found if self.staged_type == self.type else f"CAST({found} AS {self.type})"
+        """Return the SQL of its value in a staged row, with the table's type."""
+        column = f"{row}.{quoted(prefix + self.staged)}"
+        return column if self.staged_type == self.type else f"CAST({column} AS {self.type})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +84,20 @@ class Truncate:
 
     @property
     def moment(self) -> str:
-        """The time of its commit, as SQL has it."""
+        """The time of its commit, in SQL."""
         return f"timestamp_micros({self.time_us})"
 
     @property
     def earlier(self) -> str:
-        """The condition that a row `t` of the table is from before it."""
+        """The condition that a row `t` of the table is from before the truncate."""
         same = f"t.df_position = {self.position} AND t.df_ordinal < {self.ordinal}"
         return f"(t.df_position < {self.position} OR ({same}))"
 
     @property
     def deleted(self) -> str:
         """The assignments that mark a row deleted."""
-        place = f"df_position = {self.position}, df_ordinal = {self.ordinal}"
-        return f"df_deleted = true, df_event_time = {self.moment}, {place}"
+        assignments = f"df_position = {self.position}, df_ordinal = {self.ordinal}"
+        return f"df_deleted = true, df_event_time = {self.moment}, {assignments}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,8 @@ class Statements:
         table: Name of the table in SQL, or of a branch of it.
         columns: The columns of staged rows.
         key: Names of the key columns in the staged rows.
-        absent: Those of columns whose values some rows lack.
-        base: What is added to a segment's number to make it a position.
+        absent: Names in the staged rows of columns whose values some rows lack.
+        base: The number that is added to a segment's number to make a position (`Ownership`).
     """
 
     table: str
@@ -119,24 +123,25 @@ class Statements:
         return self._insert([*_CHANGELOG], [*self._values(), *(f"s.{name}" for name in _CHANGELOG)])
 
     def append_current(self, *, soft_deletes: bool) -> str:
-        """Return the statement that adds rows, none of them a delete, of new keys to a table of current rows."""
-        more = {"df_event_time": "s.df_event_time"} | (
+        """Return the statement that adds rows of new keys, without deletes, to a current table."""
+        meta = {"df_event_time": "s.df_event_time"} | (
             {"df_deleted": "false"} if soft_deletes else {}
         )
-        return self._insert([*more], [*self._values(), *more.values()])
+        return self._insert([*meta], [*self._values(), *meta.values()])
 
     def append_history(self) -> str:
-        """Return the statement that adds versions, none of them a delete, of keys that the table has no version of."""
-        more = {name: f"s.{name}" for name in _VALIDITY} | {
+        """Return the statement that adds versions of new keys, without deletes, to a history."""
+        meta = {name: f"s.{name}" for name in _VALIDITY} | {
             "df_is_current": "s.df_valid_to IS NULL"
         }
-        return self._insert([*more], [*self._values(), *more.values()])
+        return self._insert([*meta], [*self._values(), *meta.values()])
 
     def append_pending(self, missing: Sequence[str]) -> str:
         """Return the statement that adds rows to a table of pending changes (`sinks.lake.pending`).
 
         Args:
-            missing: Columns of that table that the staged rows do not have, in lower case. Updates lack them.
+            missing: Columns of that table that the staged rows do not have, in lower case. They
+                become absent in all rows but deletes.
         """
         absent = "transform(s.df_absent, name -> lower(name))"
         if missing:
@@ -163,7 +168,7 @@ class Statements:
         )
 
     def truncate_history(self, truncate: Truncate) -> str:
-        """Return the statement that ends all versions that are current."""
+        """Return the statement that ends all current versions."""
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = {truncate.moment}, df_is_current = false"
             f" WHERE t.df_is_current AND {truncate.earlier}"
@@ -180,30 +185,30 @@ class Statements:
         """Return the statement that applies rows, one per key, to a table of current rows.
 
         Args:
-            rekey: Whether the rows are of a step of that kind.
-            soft_deletes: Whether deleted rows stay, marked.
+            rekey: Whether the rows are those of a step of kind `rekey`.
+            soft_deletes: Whether deleted rows stay in the table, marked as deleted.
             within: A condition on `t` that holds for all keys of the rows (`within`).
-            truncate: A truncate before the rows, which is applied with them.
+            truncate: A truncate before the rows, which is applied in the same statement.
         """
         meta = ["df_event_time", *_PLACE]
         changed = [f"t.{name} = s.{name}" for name in meta]
         names = [*(quoted(column.name) for column in self.columns), *meta]
         values = [f"s.{name}" for name in names]
-        gone = "DELETE"
+        delete_action = "DELETE"
         if soft_deletes:
-            gone = f"UPDATE SET t.df_deleted = true, {', '.join(changed)}"
+            delete_action = f"UPDATE SET t.df_deleted = true, {', '.join(changed)}"
             changed.append("t.df_deleted = false")
             names, values = [*names, "df_deleted"], [*values, "false"]
         if truncate is None:
             changed += [self._kept(column.name, column.staged) for column in self.columns]
-        else:  # what the table has is gone, whatever a row lacks
+        else:  # the truncate removes the table's values, even of columns that a row lacks
             changed += [
                 f"t.{name} = s.{name}" for name in (quoted(column.name) for column in self.columns)
             ]
         return (
             f"MERGE INTO {self.table} AS t USING ({self._rows(meta[:1], rekey=rekey)}) AS s"
             f" ON {self._same_key('t', 's')}{within}"
-            f" WHEN MATCHED AND s.df_op = 'd' AND {LATER} THEN {gone}"
+            f" WHEN MATCHED AND s.df_op = 'd' AND {LATER} THEN {delete_action}"
             f" WHEN MATCHED AND s.df_op <> 'd' AND {LATER} THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
@@ -211,10 +216,10 @@ class Statements:
         )
 
     def merge_history(self, *, rekey: bool, within: str = "") -> str:
-        """Return the statement that ends the current versions of keys and adds their new ones.
+        """Return the statement that ends the current versions of keys and adds new versions.
 
-        Each key's first row ends the version that the table has, and each row that is no delete is a new version.
-        Arguments are those of `merge_current`.
+        Each key's first row ends the version that the table has, and each row that is not a delete
+        is a new version. Arguments are those of `merge_current`.
         """
         keys = ", ".join(f"r.{quoted(name)}" for name in self._key_names())
         numbered = (
@@ -244,30 +249,38 @@ class Statements:
         )
 
     def bounds(self) -> str | None:
-        """Return a query for the smallest and largest values of key columns, None if they would not help.
+        """Return a query for the bounds of the key columns; None if they would not help.
 
-        Its answer has three columns for each of `bounded`: the two values as text, and whether it has no null.
+        Its result has three columns for each of `bounded`: the smallest and the largest value as
+        text, and whether there is no null.
         """
-        found = [
+        aggregates = [
             f"CAST(min({value}) AS STRING), CAST(max({value}) AS STRING), count({value}) = count(*)"
             for value in (column.value("s") for column in self.bounded)
         ]
-        return f"SELECT {', '.join(found)} FROM {STAGED} AS s" if found else None
+        return f"SELECT {', '.join(aggregates)} FROM {STAGED} AS s" if aggregates else None
 
     @property
     def bounded(self) -> Sequence[WrittenColumn]:
-        """The key columns for which `bounds` asks."""
-        return [one for one in self.columns if one.staged in self.key and is_ordered(one.type)]
+        """The key columns whose bounds are queried by `bounds`."""
+        return [
+            column
+            for column in self.columns
+            if column.staged in self.key and is_ordered(column.type)
+        ]
 
     def within(self, bounds: Sequence[str | bool | None]) -> str:
-        """Return the condition that limits keys to what `bounds` has found, so that files are skipped."""
-        found = ""
+        """Return the condition that limits keys to the bounds, so that files are skipped.
+
+        `bounds` is the row that the query of the method `bounds` returned.
+        """
+        condition = ""
         for number, column in enumerate(self.bounded):
             low, high, complete = bounds[3 * number : 3 * number + 3]
             if complete and isinstance(low, str) and isinstance(high, str):
                 ends = [f"CAST({literal(end)} AS {column.type})" for end in (low, high)]
-                found += f" AND t.{quoted(column.name)} BETWEEN {ends[0]} AND {ends[1]}"
-        return found
+                condition += f" AND t.{quoted(column.name)} BETWEEN {ends[0]} AND {ends[1]}"
+        return condition
 
     def _values(self) -> list[str]:
         return [column.value("s") for column in self.columns]
@@ -280,7 +293,7 @@ class Statements:
         )
 
     def _rows(self, meta: Sequence[str], *, rekey: bool) -> str:
-        """Return a query for the rows with the names and types of the table."""
+        """Return a query for the staged rows with the names and types of the table."""
         if rekey:
             return self._rekeyed(meta)
         chosen = [f"{column.value('s')} AS {quoted(column.name)}" for column in self.columns]
@@ -289,38 +302,40 @@ class Statements:
         return f"SELECT {', '.join(chosen)}, s.df_ordinal FROM {STAGED} AS s WHERE {_ALL}"
 
     def _rekeyed(self, meta: Sequence[str]) -> str:
-        """Return a query for rows of a rekey step: those of the new keys, filled, and deletes of the old ones.
+        """Return a query for rows of a rekey step: filled rows of new, deletes of old keys.
 
-        An old key that is another row's new one has no delete: that row replaces it.
+        There is no delete for an old key that is also the new key of another row: that row replaces
+        it.
         """
         named = {column.staged: column for column in self.columns}
         keys = [named[name] for name in self.key]
         current = " AND t.df_is_current" if "df_valid_from" in meta else ""
         moved = " AND ".join(f"t.{quoted(k.name)} <=> {k.value('s', 'df_old_')}" for k in keys)
         taken = " AND ".join(f"{k.value('o')} <=> {k.value('s', 'df_old_')}" for k in keys)
-        place = f"{self._position('s')} AS df_position, s.df_ordinal"
+        position = f"{self._position('s')} AS df_position, s.df_ordinal"
         nothing = "CAST(NULL AS ARRAY<STRING>) AS df_absent"
-        common = ", ".join([nothing, *(f"s.{name}" for name in meta), place])
+        common = ", ".join([nothing, *(f"s.{name}" for name in meta), position])
         filled = [
             f"{self._or(column.staged, f't.{quoted(column.name)}', column.value('s'))}"
             f" AS {quoted(column.name)}"
             for column in self.columns
         ]
-        left = [
+        old_keys = [
             f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'} AS {quoted(k.name)}"
             for k in self.columns
         ]
         return (
             f"SELECT {', '.join(filled)}, s.df_op, {common} FROM {STAGED} AS s"
             f" LEFT JOIN {self.table} AS t ON {moved}{current}"
-            f" UNION ALL SELECT {', '.join(left)}, 'd' AS df_op, {common} FROM {STAGED} AS s"
+            f" UNION ALL SELECT {', '.join(old_keys)}, 'd' AS df_op, {common} FROM {STAGED} AS s"
             f" LEFT ANTI JOIN {STAGED} AS o ON {taken}"
         )
 
     def _filled(self, rows: str, within: str) -> str:
-        """Return the query with what rows lack taken from the version of their key that the table has.
+        """Return the query `rows` with absent values taken from the table's version of their key.
 
-        If a row lacks a value that an earlier one of its key lacks as well, it is still that of the table.
+        A row lacks a value only if all earlier rows of its key lack it as well; then the value is
+        still that of the table.
         """
         values = [
             f"{self._or(column.staged, f't.{name}', f'f.{name}', 'f')} AS {name}"
@@ -339,7 +354,7 @@ class Statements:
         return f"t.{column} = {self._or(staged, f't.{column}', f's.{column}')}"
 
     def _or(self, staged: str, kept: str, value: str, row: str = "s") -> str:
-        """Return what a column becomes: `kept` if the row lacks its value."""
+        """Return the new value of a column: `value`, or `kept` if the row lacks one."""
         if staged not in self.absent:
             return value
         lacks = f"array_contains({row}.df_absent, {literal(staged)})"
@@ -357,7 +372,7 @@ class Statements:
 
 
 def _with_rest(truncate: Truncate, *, soft_deletes: bool) -> str:
-    """Return the clause of a MERGE that truncates the rows whose keys no applied row has."""
+    """Return the clause of a MERGE that truncates rows whose keys no applied row has."""
     if not soft_deletes:
         return f" WHEN NOT MATCHED BY SOURCE AND {truncate.earlier} THEN DELETE"
     return (

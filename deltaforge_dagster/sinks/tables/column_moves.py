@@ -1,7 +1,7 @@
-"""Which columns of a table get other names before a commit is applied to it, because columns of the source did.
+"""Finds the columns of a table to rename before a commit, because the source renamed columns.
 
-A table remembers what identifies its columns (`state.identities`). A column whose name another one has now is called by
-`dropped_name` from then on: it keeps what it has.
+A table remembers what identifies its columns (`state.identities`). A column whose name another
+column has now is renamed to `dropped_name`, and keeps its values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.state.identities import dropped_name, is_certain
 
 
 def uncertain_column(label: str, name: str, resync_command: str) -> TableRejected:
-    """Return the error of a table of which it is not known whether a column is one that it had before."""
+    """Return the error for a table if it is uncertain whether a column existed before."""
     return TableRejected(
         f"{label}: the columns of the source's table have changed, and whether its column {name} is one that "
         f"was there before is not known; have the table loaded again",
@@ -29,7 +29,8 @@ class TableColumns:
 
     Attributes:
         names: Their names, by the name as it is compared.
-        identities: What identifies columns of the source, by the name as it is compared; as far as that is known.
+        identities: What identifies columns of the source, by the name as it is compared, as far as
+            known.
         fold: Returns a name as it is compared.
     """
 
@@ -38,7 +39,7 @@ class TableColumns:
     fold: Callable[[str], str] = str
 
     def moves(self, table: StagedTable, label: str, resync_command: str) -> list[tuple[str, str]]:
-        """Return the old and new names of columns to rename, in an order in which each new name is free.
+        """Return old and new names of columns to rename, in an order in which new names are free.
 
         Args:
             table: The changes.
@@ -46,9 +47,10 @@ class TableColumns:
             resync_command: The command that has the table loaded again.
 
         Raises:
-            TableRejected: It is not certain which column is which, or the table has another column of a name.
+            TableRejected: It is not certain which column is which, or the table has another column
+                with a new name.
         """
-        wanted = {self.fold(name): (name, one) for name, one in table.identities.items()}
+        wanted = {self.fold(name): (name, identity) for name, identity in table.identities.items()}
         self._check_certain(wanted, label, resync_command)
         new_names = self._new_names(wanted)
         moves: list[tuple[str, str]] = []
@@ -61,14 +63,15 @@ class TableColumns:
             else:
                 old, new = next(iter(new_names.items()))
                 if not all(
-                    self.fold(one) in map(self.fold, new_names) for one in new_names.values()
+                    self.fold(new_name) in map(self.fold, new_names)
+                    for new_name in new_names.values()
                 ):
                     raise TableRejected(
                         f"{label}: the source has renamed column {old} to {new}, and the table has another column "
                         f"{new}; have the table loaded again",
                         remedy=resync_command,
                     )
-                # They have each other's names: one of them waits under a name of its own.
+                # The columns have each other's names: one of them gets a temporary name meanwhile.
                 new = dropped_name(self._identity(old))
                 new_names[new] = new_names.pop(old)
             taken = taken - {self.fold(old)} | {self.fold(new)}
@@ -86,22 +89,29 @@ class TableColumns:
                 raise uncertain_column(label, name, resync_command)
 
     def _new_names(self, wanted: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-        """Return the columns that get other names: by the name that each has, the new one."""
-        has = {one: self.names[name] for name, one in self.identities.items() if name in self.names}
-        for _, identity in wanted.values():
-            waiting = self.fold(dropped_name(identity))
-            if identity not in has and waiting in self.names and waiting not in self.identities:
-                has[identity] = self.names[
-                    waiting
-                ]  # renamed by a run that has ended before it noted that
-        new_names = {
-            has[identity]: name
-            for name, identity in wanted.values()
-            if identity in has and self.fold(has[identity]) != self.fold(name)
+        """Return the new names of the columns to rename, by their present names."""
+        present_names = {
+            identity: self.names[name]
+            for name, identity in self.identities.items()
+            if name in self.names
         }
-        still = {identity for _, identity in wanted.values()}
-        for identity, name in has.items():
+        for _, identity in wanted.values():
+            temporary = self.fold(dropped_name(identity))
+            if (
+                identity not in present_names
+                and temporary in self.names
+                and temporary not in self.identities
+            ):
+                # A run renamed it, and ended before it stored its identity.
+                present_names[identity] = self.names[temporary]
+        new_names = {
+            present_names[identity]: name
+            for name, identity in wanted.values()
+            if identity in present_names and self.fold(present_names[identity]) != self.fold(name)
+        }
+        wanted_ids = {identity for _, identity in wanted.values()}
+        for identity, name in present_names.items():
             folded = self.fold(name)
-            if folded in wanted and wanted[folded][1] != identity and identity not in still:
+            if folded in wanted and wanted[folded][1] != identity and identity not in wanted_ids:
                 new_names[name] = dropped_name(identity)
         return new_names

@@ -1,4 +1,4 @@
-"""What the `config` of every sink that keeps tables has in common."""
+"""The options that every sink that keeps tables has under `config`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLES = (_DB, _SCHEMA, _TABLE)
 
 _LITERAL = re.compile(r"[A-Za-z0-9_-]*")
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^\.*$")
-"""Matches what a part of a table's name cannot have, because it may become the name of a folder."""
+"""Matches what part of a table's name cannot contain, because it may become a folder's name."""
 
 
 def _table(text: str) -> str:
@@ -39,7 +39,7 @@ def _table(text: str) -> str:
             "the name of one table)"
         )
     if not all(
-        all(_LITERAL.fullmatch(one) for one in part if isinstance(one, str)) and any(part)
+        all(_LITERAL.fullmatch(piece) for piece in part if isinstance(piece, str)) and any(part)
         for part in _parts(text)
     ):
         raise ValueError(
@@ -50,13 +50,13 @@ def _table(text: str) -> str:
 
 
 def _parts(template: str) -> list[list[str | Variable]]:
-    """Return the parts of a table's name, each as literals and variables."""
+    """Return the parts of a table's name, each as a list of literals and variables."""
     parts: list[list[str | Variable]] = [[]]
-    for one in compile_template(template).parts:
-        if isinstance(one, Variable):
-            parts[-1].append(one)
+    for piece in compile_template(template).parts:
+        if isinstance(piece, Variable):
+            parts[-1].append(piece)
             continue
-        first, *others = one.split(".")
+        first, *others = piece.split(".")
         parts[-1].append(first)
         parts += [[other] for other in others]
     return parts
@@ -104,10 +104,13 @@ class CommitWhen:
     """When a commit is due: at the first of these limits.
 
     Attributes:
-        seconds: When its oldest segment is this old.
-        changes: When there are this many changes; a commit of several segments has no more.
-        bytes: When the files of its segments have this many bytes, and it has no more either; None for any number.
-        idle_seconds: When its newest segment is this old; None for never.
+        seconds: A commit is due when its oldest segment is this many seconds old.
+        changes: A commit is due when there are this many changes; one of several segments has no
+            more.
+        bytes: A commit is due when the files of its segments have this many bytes; one of several
+            segments has no more. None for any number.
+        idle_seconds: A commit is due when its newest segment is this many seconds old; None for
+            never.
     """
 
     seconds: float
@@ -125,7 +128,7 @@ class PendingChanges(Block):
     """They are folded when the oldest of them has been there for this long."""
 
     def due(self, changes: int, age: float) -> bool:
-        """Return whether pending changes of this number, and seconds since the first was added, are to be folded."""
+        """Return whether to fold so many pending changes, the first added `age` seconds ago."""
         return changes >= self.fold_changes or age >= self.fold_seconds
 
 
@@ -139,7 +142,7 @@ class StagedSinkConfig(SinkConfig):
 
     @abstractmethod
     def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
-        """Return the name of what the sink has of a table of the source, outermost part first.
+        """Return the sink's name for a table of the source, outermost part first.
 
         Raises:
             TableRejected: The source's name cannot be part of such a name.
@@ -152,7 +155,7 @@ class StagedSinkConfig(SinkConfig):
 
     @property
     def full_destination(self) -> str:
-        """The template of where changes go, with all that names the place besides its server."""
+        """The template of the destination, with everything that names it except its server."""
         return self.destination
 
     @property
@@ -162,7 +165,7 @@ class StagedSinkConfig(SinkConfig):
 
     @property
     def pending_changes(self) -> PendingChanges | None:
-        """When changes that are kept beside a table are folded into it, None if there are none."""
+        """When changes that are kept beside a table are folded into it; None if none are kept."""
         return None
 
 
@@ -201,7 +204,7 @@ class TableSinkConfig(StagedSinkConfig):
         return len(_parts(self.table))
 
     def variables(self, known: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the variables of a table, with its database as schema if its source has no schemas."""
+        """Return the variables of a table, with the database as schema for sources without."""
         return {_SCHEMA: known[_DB], **known} if _DB in known else known
 
     def name_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...]:
@@ -210,9 +213,12 @@ class TableSinkConfig(StagedSinkConfig):
         Raises:
             TableRejected: The source's name cannot be part of the name of a table here.
         """
-        known = {_DB: database, _SCHEMA: schema or database, _TABLE: table}
+        variables = {_DB: database, _SCHEMA: schema or database, _TABLE: table}
         name = tuple(
-            "".join(one if isinstance(one, str) else known[".".join(one.path)] for one in part)
+            "".join(
+                piece if isinstance(piece, str) else variables[".".join(piece.path)]
+                for piece in part
+            )
             for part in _parts(self.table)
         )
         for part in name:
@@ -224,10 +230,10 @@ class TableSinkConfig(StagedSinkConfig):
         return name
 
     def keys_of(self, database: str, schema: str | None, table: str) -> tuple[str, ...] | None:
-        """Return the declared key of a table of the source, None if its primary key applies."""
+        """Return the declared key of a table of the source; None if its primary key applies."""
         return self.keys.get(full_name(database, schema, table))
 
 
 def full_name(database: str, schema: str | None, table: str) -> str:
-    """Return the name of a table of the source, as `keys`, `types` and `partition_by` have it."""
+    """Return the name of a table of the source, as in `keys`, `types` and `partition_by`."""
     return f"{schema or database}.{table}"

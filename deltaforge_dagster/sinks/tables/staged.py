@@ -1,9 +1,12 @@
-"""What Spark's tasks have made of the segments of a commit: files of typed rows, by table, ready to be added to it.
+"""The files of typed rows that Spark's tasks write from a commit's segments, by table.
 
-A table's rows are in Parquet files with one column for each column of the table, and the columns of `META`. A file of a
-changelog may lack columns that are null in all of its rows; others lack the columns of `META` that only a changelog has
-(`LOGGED`). The files of a step contain these rows, where `df_absent` names the columns whose values the change does not
-have (unchanged TOAST, columns that other table versions have):
+Staged rows are ready to be added to the tables of a sink.
+
+A table's rows are in Parquet files with one column for each column of the table, and the columns of
+`META`. A file of a changelog may lack columns that are null in all of its rows; others lack the
+columns of `META` that only a changelog has (`LOGGED`). The files of a step contain these rows, in
+which `df_absent` names the columns whose values the change does not have (unchanged TOAST values,
+columns that only other table versions have):
 
 ``changelog``  every change, `df_op` being its operation: `c`, `u`, `d`, `r`, or `t` for a truncate, which has no values.
                There is one step.
@@ -15,14 +18,16 @@ have (unchanged TOAST, columns that other table versions have):
                For a key's first row in a step, columns in `df_absent` are those of the version that the table has;
                other rows lack none unless the first does.
 
-Keys of which a step has nothing but a snapshot's row are a step of their own (`StagedStep.reads`), before the one
-with the other keys, so that this part can be added without a look at each row of the table.
+Keys that have only a snapshot's row in a step form a step of their own (`StagedStep.reads`), before
+the step with the other keys, so that this part can be added without comparing it with each row of
+the table.
 
 A step of a sink of object files (`ObjectForm`) is the content of one object: a file in the form that the object has
 (`StagedStep.part` is then not null).
 
-A step of kind `rekey` has updates that change the key and lack values: its rows are those of the new key, with the old
-one in the columns of `old_key`; what is absent is in the table's row of the old key.
+A step of kind `rekey` has updates that change the key and lack values: its rows have the new key,
+and the old key in columns whose names begin with `OLD_KEY`; absent values are in the table's row of
+the old key.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ _META: list[pa.Field[Any]] = [
 ]
 
 META = pa.schema(_META)
-"""Columns of staged files beside those of the table.
+"""Columns of staged files besides those of the table.
 
 `df_segment` and `df_ordinal` are the change's place in the journal. `df_source_position` is its position in the
 source's log as text, `df_schema_version` the fingerprint of its table version. `df_absent` is null if nothing is absent.
@@ -73,10 +78,13 @@ _IMAGE_META: list[pa.Field[Any]] = [
 ]
 
 IMAGE_META = pa.schema(_IMAGE_META)
-"""Columns of Parquet objects beside those of the row images, which are named `BEFORE` or `AFTER` and the column's name.
+"""Columns of Parquet objects besides those of the row images.
 
-`sequence` is the change's place in the journal as text that sorts as the changes do, in whichever objects they are.
-`absent` names those whose values the images of a change do not have, although it has the image; null if there are none.
+The names of the latter are `BEFORE` or `AFTER` and the column's name.
+
+`sequence` is the change's place in the journal as text that sorts as the changes do, in whichever
+objects they are. `absent` names the columns whose values the images of a change lack, although the
+change has the image; null if there are none.
 """
 
 BEFORE, AFTER = "before_", "after_"
@@ -90,15 +98,15 @@ VALIDITY = pa.schema(
         pa.field("df_valid_to", pa.timestamp("us", "UTC")),
     ]
 )
-"""Further columns of a history's files: when the row begins to be valid, and when the next row of its key does."""
+"""Further columns of a history's files: from when and until when a row is valid."""
 
 OLD_KEY = "df_old_"
-"""What the names of columns with an old key begin with, before the name of the key column."""
+"""Prefix of the names of columns with an old key, before the name of the key column."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChangePlace:
-    """A place in the journal, which is ordered as the changes are."""
+    """A place in the journal; places are ordered as the changes are."""
 
     segment: int
     ordinal: int
@@ -109,9 +117,11 @@ class ObjectForm:
     """The form of object files.
 
     Attributes:
-        format: `parquet` has typed columns of both row images; `jsonl` has a native event per line.
-        compression: How it is compressed.
-        period: Changes of different such periods (UTC, by event time) are in different objects; None if time does not matter.
+        format: `parquet` has typed columns of both row images; `jsonl` has an event per line, in
+            the native form.
+        compression: How the files are compressed.
+        period: Changes whose event times (UTC) are in different periods are in different objects;
+            None if time does not matter.
     """
 
     format: Literal["parquet", "jsonl"]
@@ -121,13 +131,14 @@ class ObjectForm:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPart:
-    """What the changes of an object have in common, beside the table and the commit.
+    """What the changes of an object have in common, besides the table and the commit.
 
     Attributes:
-        began: When the period of their event times began, seconds since 1970 UTC; None if time does not matter.
+        began: When the period of their event times began, in seconds since 1970 UTC; None if time
+            does not matter.
         version: Fingerprint of their table version; None if they have none, or in JSON lines.
-        run: If the table's changes in the commit are of several versions, the number of the stretch of changes of one
-            version, in their order; otherwise None.
+        run: If the table's changes in the commit have several versions, the number of the run: of
+            consecutive changes of one version, in order. Otherwise None.
     """
 
     began: int | None
@@ -137,19 +148,19 @@ class ObjectPart:
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """Consecutive changes of a table that are applied at once; the steps of a commit follow one another.
+    """Consecutive changes of a table that are applied at once; steps are applied in order.
 
     Attributes:
         kind: `rows`, `rekey` (see the module) or `truncate`, which has no files.
-        files: Parquet files, as Spark names them.
+        files: Paths of Parquet files, as Spark reads them.
         rows: Number of rows in them.
-        inserts_only: Whether all changes are inserts (snapshots' rows are none), of keys that differ; changelog: always
-            true.
+        inserts_only: Whether all changes are inserts (snapshot rows are not), each of another key;
+            always true in a changelog.
         last: Place of the last change.
-        event_time_us: Of a truncate: when it was committed, microseconds since 1970 UTC.
-        reads: Whether all rows are those of snapshots, of keys that nothing else changes between the steps around this
-            one; in a changelog never.
-        part: Of an object file: what its changes have in common; otherwise None.
+        event_time_us: For a truncate, when it was committed, in microseconds since 1970 UTC.
+        reads: Whether all rows are snapshot rows, of keys that no other change between the
+            surrounding steps has; never in a changelog.
+        part: For an object file, what its changes have in common; otherwise None.
     """
 
     kind: Literal["rows", "rekey", "truncate"]
@@ -164,11 +175,14 @@ class StagedStep:
 
 @dataclass(frozen=True, slots=True)
 class StagedSegment:
-    """Where a segment of a commit is in the source's log, for destinations that remember that of each row.
+    """Where a segment of a commit is in the source's log.
+
+    Some destinations remember this for each row.
 
     Attributes:
         start, end: The positions at which it starts and ends, JSON text.
-        created_at: When it was added to the journal, in seconds since 1970; orders those that end at the same position.
+        created_at: When it was added to the journal, in seconds since 1970; orders segments that
+            end at the same position.
     """
 
     start: str
@@ -185,17 +199,18 @@ class StagedTable:
         source: Name of the source's table: database, schema (None without schemas), table.
         columns: The columns of the newest table version, then those of older ones, then added fields.
         key: Names of the key columns; empty in a changelog of a table without a key.
-        absent: Columns that are in a row's `df_absent`.
+        absent: Columns that are in the `df_absent` of some row.
         steps: The changes, in order.
         changes: Number of changes of the source that the steps contain.
         segments: The segments of the commit, by number.
-        identities: By name of a column what identifies it; it stays the same when the source renames the column. Fields that
-            a processor has added have none.
-        fills: By name of a column that was added, what rows have in it that were there: a value that is not null, as text that
-            a cast to the column's type reads.
-        unfilled: Columns that were added within the commit, or got another type, and rows that were there have values in them
-            that are not known.
-        left: The types of the table's columns after the commit before, by name; empty if that is not known.
+        identities: What identifies each column, by name; it stays the same when the source renames
+            the column. Fields that a processor has added have no identity.
+        fills: For added columns, by name, the value that rows from before have in them: never null,
+            as text that a cast to the column's type reads.
+        unfilled: Columns that were added or changed their type within the commit, and whose values
+            in rows from before are not known.
+        left: The types of the table's columns after the previous commit, by name; empty if not
+            known.
     """
 
     destination: tuple[str, ...]
@@ -213,7 +228,7 @@ class StagedTable:
 
     @property
     def source_name(self) -> str:
-        """Name of the source's table with its database, as tables are marked with it."""
+        """Name of the source's table with its database, with which tables are marked."""
         return ".".join(part for part in self.source if part is not None)
 
 
@@ -223,7 +238,7 @@ class StagedCommit:
 
     Attributes:
         tables: The tables, in the order of their first changes.
-        failed: Tables whose changes could not be staged, by destination, and why.
+        failed: Why the changes of other tables could not be staged, by destination.
         discard: Deletes the files.
     """
 

@@ -20,7 +20,7 @@ BATCH_ROWS = 16_384
 
 
 def staged_batches(step: StagedStep, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a step, in batches that have these columns; those that a file lacks are null.
+    """Yield the rows of a step in batches with these columns; columns a file lacks are null.
 
     Args:
         step: The step.
@@ -31,9 +31,9 @@ def staged_batches(step: StagedStep, schema: pa.Schema) -> Iterator[pa.RecordBat
     """
     for name in step.files:
         try:
-            with open_located(name) as file, pq.ParquetFile(cast("pa.NativeFile", file)) as found:
-                names = [one for one in schema.names if one in found.schema_arrow.names]
-                for batch in found.iter_batches(BATCH_ROWS, columns=names):
+            with open_located(name) as file, pq.ParquetFile(cast("pa.NativeFile", file)) as parquet:
+                names = [column for column in schema.names if column in parquet.schema_arrow.names]
+                for batch in parquet.iter_batches(BATCH_ROWS, columns=names):
                     yield _completed(batch, schema)
         except (OSError, pa.ArrowException, JournalDamaged) as error:
             raise StoreUnavailable(f"the staged file {name} cannot be read") from error

@@ -1,8 +1,9 @@
-"""The interface to what applies staged changes to the tables of a sink, exactly once.
+"""The interface of writers, which apply staged changes to a sink's tables exactly once.
 
-A commit may be repeated: because its answer was lost, or by the successor of a run that was killed, perhaps while the
-destination still executes what the dead run has asked for. So a table, or its database, remembers in the same atomic step as
-the rows which commits it has, and a writer applies none twice.
+A commit may be repeated: because the destination's answer was lost, or by the successor of a run
+that was killed, perhaps while the destination still executes statements of the dead run. So a
+table, or its database, records which commits it has atomically with their rows, and a writer
+applies no commit twice.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.state.lake_commits import TableFigures
 
 FoldTime = Literal["before", "after", "later"]
-"""When pending changes are folded: before a commit that goes to the table, after one that was added to them, or later."""
+"""When pending changes are folded: before a commit to the table, after one was added, or later."""
 
 PREFIX = "df_"
-"""What the names of our own columns begin with."""
+"""Prefix of the names of the columns that DeltaForge adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableOwner:
-    """Who writes tables.
+    """The identity of whoever writes tables.
 
     Attributes:
-        uid: Uid of the pipeline, which changes when its journal begins again.
+        uid: Uid of the pipeline; it changes when the pipeline's journal starts over.
         pipeline: Name of the pipeline.
         sink_id: Id of the sink.
-        log: Identity of the server from which the source is read (`Source.identity`), empty if that is not known.
+        log: Identity of the server from which the source is read (`Source.identity`); empty if not
+            known.
     """
 
     uid: str
@@ -42,7 +44,7 @@ class TableOwner:
 
     @property
     def name(self) -> str:
-        """Name in stamps of commits."""
+        """The writer's name in stamps of commits."""
         return f"{self.uid}/{self.sink_id}"
 
     def resync_command(self, table: StagedTable) -> str:
@@ -57,8 +59,8 @@ class WrittenTable:
 
     Attributes:
         columns: Name and type of each column.
-        figures: What it consists of; None if the commit has not changed it, because it had it before, or went beside it, or if
-            nobody has counted it.
+        figures: The table's figures; None if the commit has not changed the table, because it had
+            the commit already or the commit went beside it, or if the figures are not known.
         int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
@@ -78,18 +80,18 @@ class CommitWriter(Protocol):
         *,
         exists: bool = False,
     ) -> WrittenTable:
-        """Apply the changes of a table, unless it has them already; return when they are durable.
+        """Apply the changes of a table, unless it has them already; return once they are durable.
 
         Args:
             table: The changes.
             through: Number of the commit's last segment. A commit that is repeated has the same changes; later
                 commits have larger numbers.
             guard: Called before anything is changed; raises if the run must stop writing.
-            exists: Whether the table has everything before these changes. If it is gone then, it is not made again,
-                because it would lack that without a sign.
+            exists: Whether the table has everything before these changes. Then it is not made again
+                if it is gone, because the earlier changes would be missing without notice.
 
         Returns:
-            The table as it is then.
+            The table as it is afterwards.
 
         Raises:
             TableRejected: The table cannot take the changes; other tables are not affected.
@@ -106,7 +108,7 @@ class TableWriter(CommitWriter, Protocol):
     """Applies staged changes to the tables of a sink."""
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
-        """Replace a table by one without rows, as it would be made today; make it if it does not exist.
+        """Replace a table by one without rows, as it would be made today; make it if there is none.
 
         Args:
             table: The table, without changes.
@@ -134,9 +136,10 @@ class PendingWriter(TableWriter, Protocol):
         exists: bool = False,
         required: bool = False,
     ) -> WrittenTable:
-        """Fold what is pending, and apply the changes of a table; as `CommitWriter.commit`.
+        """Fold pending changes, and apply the changes of a table; see `CommitWriter.commit`.
 
-        `required` says that there are pending changes, so that the table that has them must exist.
+        `required` is whether there are pending changes, so that the table that holds them must
+        exist.
         """
         ...
 
@@ -149,7 +152,7 @@ class PendingWriter(TableWriter, Protocol):
         exists: bool = False,
         required: bool = False,
     ) -> WrittenTable:
-        """Add changes to the pending ones of a table, unless they have been added; as `commit`.
+        """Add changes to the pending ones of a table, unless they are there already; see `commit`.
 
         The steps of `table` are all of kind `rows`.
         """
@@ -164,13 +167,15 @@ class PendingWriter(TableWriter, Protocol):
         *,
         required: bool = False,
     ) -> WrittenTable:
-        """Fold the pending changes of a table into it, up to segment `through`; returns and raises what `commit` does.
+        """Fold the pending changes of a table up to segment `through` into it.
+
+        Returns and raises the same as `commit`.
 
         Args:
             table: The table; its changes do not matter.
             through: The segment.
             guard: See `commit`.
-            time: When it is done.
+            time: When the changes are folded.
             required: See `commit`.
         """
         ...
@@ -189,22 +194,22 @@ def table_gone(label: str, command: str) -> TableRejected:
     )
 
 
-def other_source(label: str, known: str, source: str) -> TableRejected:
+def other_source(label: str, current: str, source: str) -> TableRejected:
     """Return the error for a table that has the rows of another table of the source.
 
     Args:
         label: What messages call the table.
-        known: Name of the table of the source whose rows it has.
-        source: Name of the one whose rows it was to get.
+        current: Name of the source's table whose rows it has.
+        source: Name of the source's table whose rows it was to get.
     """
     return TableRejected(
-        f"{label} has the rows of {known}, so those of {source} cannot be written to it; change the sink's `table`, so that "
-        "each table of the source has a table of its own"
+        f"{label} has the rows of {current}, so those of {source} cannot be written to it; "
+        "change the sink's `table`, so that each table of the source has a table of its own"
     )
 
 
 def column_gone(label: str, column: str, command: str) -> TableRejected:
-    """Return the error for a column that the sink has written and the table does not have any more; see `table_gone`."""
+    """Return the error for a column that the table has lost; see `table_gone`."""
     return TableRejected(
         f"{label}: its column {column} is gone, with what rows had in it, though neither the source nor the sink has dropped it; "
         "have the table loaded again",
@@ -213,7 +218,10 @@ def column_gone(label: str, column: str, command: str) -> TableRejected:
 
 
 def column_changed(label: str, column: str, types: tuple[str, str], command: str) -> TableRejected:
-    """Return the error for a column whose type somebody has changed, after and before, so that values may be others."""
+    """Return the error for a column whose type was changed at the sink.
+
+    `types` are the types after and before the change, by which values may have become others.
+    """
     after, before = types
     return TableRejected(
         f"{label}: its column {column} had the type {before} and has {after}, which may not hold what rows had in it; have the "
@@ -225,29 +233,31 @@ def column_changed(label: str, column: str, types: tuple[str, str], command: str
 def check_names(
     names: Iterable[str], table: str, reserved: Callable[[str], str | None] = lambda _name: None
 ) -> None:
-    """Check that a table can have columns of these names beside ours; names are compared without case, as Spark does.
+    """Check that a table can have columns of these names besides DeltaForge's own.
+
+    Names are compared without case, as Spark does.
 
     Args:
         names: The names.
         table: What the error calls the table.
-        reserved: Returns why the table's destination has no column of a name, None if it may have one.
+        reserved: Returns why the destination cannot have a column of a name; None if it can.
 
     Raises:
-        TableRejected: It cannot.
+        TableRejected: It cannot have a column.
     """
     seen: dict[str, str] = {}
     for name in names:
         folded = name.lower()
-        why = reserved(name)
+        problem = reserved(name)
         if folded.startswith(PREFIX):
-            why = f"names that begin with {PREFIX} are those of DeltaForge's own columns"
+            problem = f"names that begin with {PREFIX} are those of DeltaForge's own columns"
         elif not name:
-            why = "its name is empty"
+            problem = "its name is empty"
         elif folded in seen:
-            why = f"it differs from {seen[folded]} in case only"
-        if why is not None:
+            problem = f"it differs from {seen[folded]} in case only"
+        if problem is not None:
             raise TableRejected(
-                f"{table} cannot have the column {name!r}: {why}; exclude the column with a column rule, or "
-                "rename it in a processor or the source"
+                f"{table} cannot have the column {name!r}: {problem}; exclude the column with a "
+                "column rule, or rename it in a processor or the source"
             )
         seen[folded] = name
