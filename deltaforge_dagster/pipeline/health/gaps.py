@@ -46,16 +46,18 @@ def sinks_that_lack(
     """
     name = spec.metadata.name
     snapshots = store.snapshots.read(name)
-    begun = {(one.sink, one.table_name) for one in store.lake_commits.resyncs(name)}
-    keeping = {one.config.id for one in spec.spec.sinks if isinstance(one.config, TableSinkConfig)}
+    begun = {(resync.sink, resync.table_name) for resync in store.lake_commits.resyncs(name)}
+    keeping = {
+        block.config.id for block in spec.spec.sinks if isinstance(block.config, TableSinkConfig)
+    }
     lacking: list[tuple[Gap, list[str]]] = []
     resyncs: dict[str, list[str]] = {}
     reads: tuple[list[str], set[str]] = ([], set())
     for gap in gaps:
-        sinks = [one for one, row in checkpoints.items() if row.attached]
+        sinks = [sink for sink, row in checkpoints.items() if row.attached]
         if gap.whole:
-            sinks = [one for one in sinks if one in keeping]
-        sinks = [one for one in sinks if not _loaded(gap, one, snapshots, ("spliced",), keeping)]
+            sinks = [sink for sink in sinks if sink in keeping]
+        sinks = [sink for sink in sinks if not _loaded(gap, sink, snapshots, ("spliced",), keeping)]
         if not sinks:
             continue
         lacking.append((gap, sinks))
@@ -92,13 +94,13 @@ def _loaded(
     """Return whether a snapshot in one of these states gives a sink the rows of a table."""
     replaces = sink in keeping and gap.cause != "new"
     return any(
-        one.state in states
-        and one.created_at >= gap.until
-        and one.condition is None
-        and (not one.tables or gap.table in one.tables)
-        and (not one.sinks or sink in one.sinks)
-        and (not replaces or one.cause in ("resync", RECOVERY))
-        for one in snapshots
+        snapshot.state in states
+        and snapshot.created_at >= gap.until
+        and snapshot.condition is None
+        and (not snapshot.tables or gap.table in snapshot.tables)
+        and (not snapshot.sinks or sink in snapshot.sinks)
+        and (not replaces or snapshot.cause in ("resync", RECOVERY))
+        for snapshot in snapshots
     )
 
 

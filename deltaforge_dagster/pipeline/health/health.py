@@ -118,12 +118,14 @@ class Health:
     @property
     def well(self) -> bool:
         """Whether there is no error."""
-        return not any(one.severity == "error" for one in self.problems)
+        return not any(problem.severity == "error" for problem in self.problems)
 
     @property
     def error(self) -> str | None:
         """The first error's text, None where there is none."""
-        return next((one.text for one in self.problems if one.severity == "error"), None)
+        return next(
+            (problem.text for problem in self.problems if problem.severity == "error"), None
+        )
 
     @property
     def uncaptured(self) -> HealthProblem | None:
@@ -214,9 +216,9 @@ def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) 
     return now - row.ticked_at <= (_SCHEDULED_SECONDS if scheduled else _patience(spec))
 
 
-def _with_note(found: Health, text: str) -> Health:
+def _with_note(state: Health, text: str) -> Health:
     """Return a health with a warning about the file behind its other problems."""
-    return replace(found, problems=(*found.problems, HealthProblem("file", "warning", text)))
+    return replace(state, problems=(*state.problems, HealthProblem("file", "warning", text)))
 
 
 def _ago(seconds: float) -> str:
@@ -243,7 +245,11 @@ def failure_of(row: PipelineRow) -> Failure | None:
 
 def findings_of(row: PipelineRow) -> list[NotedFinding]:
     """Return what the last check of a pipeline's source found wrong."""
-    return [] if row.findings is None else [NotedFinding(**one) for one in json.loads(row.findings)]
+    return (
+        []
+        if row.findings is None
+        else [NotedFinding(**fields) for fields in json.loads(row.findings)]
+    )
 
 
 def capture_failed(
@@ -270,13 +276,13 @@ def capture_failed(
     row = store.pipelines.get(name)
     if row is None:
         return
-    known = failure_of(row)
+    failure = failure_of(row)
     subject = _subject(error)
-    if by == "tick" and known is not None and known.by == "run":
-        same = known.subject == subject and known.next_attempt_at is not None
-        if not (same or _passes(known)):
+    if by == "tick" and failure is not None and failure.by == "run":
+        same = failure.subject == subject and failure.next_attempt_at is not None
+        if not (same or _passes(failure)):
             return
-    since = known.since if known is not None and known.subject == subject else store.now()
+    since = failure.since if failure is not None and failure.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
     text = with_restart_hint(store, name, error)
     store.pipelines.set_failure(
@@ -287,37 +293,37 @@ def capture_failed(
 def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
     """Record that a run reads the log, or that a tick could use the source."""
     row = store.pipelines.get(name)
-    known = None if row is None else failure_of(row)
-    if known is not None and (by == "run" or known.by == "tick" or _passes(known)):
+    failure = None if row is None else failure_of(row)
+    if failure is not None and (by == "run" or failure.by == "tick" or _passes(failure)):
         store.pipelines.set_failure(name, None)
 
 
 def source_answers(store: StateStore, name: str) -> None:
     """Record that the source answers queries, so that an outage is over."""
     row = store.pipelines.get(name)
-    known = None if row is None else failure_of(row)
-    if known is not None and _passes(known):
+    failure = None if row is None else failure_of(row)
+    if failure is not None and _passes(failure):
         store.pipelines.set_failure(name, None)
 
 
-def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> None:
+def note_findings(store: StateStore, name: str, findings: Sequence[Finding]) -> None:
     """Record that the source answered, and what it lacks; a finding that persists keeps its `since`."""
     row = store.pipelines.get(name)
     if row is None:
         return
     now = store.now()
     before = findings_of(row)
-    since = {(one.subject, one.text): one.since for one in before}
+    since = {(finding.subject, finding.text): finding.since for finding in before}
     noted = [
         NotedFinding(
-            one.subject,
-            "error" if one.level == "error" else "warning",
-            one.text,
-            one.commands,
-            since.get((one.subject, one.text), now),
+            finding.subject,
+            "error" if finding.level == "error" else "warning",
+            finding.text,
+            finding.commands,
+            since.get((finding.subject, finding.text), now),
         )
-        for one in found
-        if one.bad
+        for finding in findings
+        if finding.bad
     ]
     if noted != before or row.findings is None or now - (row.source_seen_at or 0) >= NOTED_EVERY:
         store.pipelines.note_source_seen(name, noted)
@@ -353,8 +359,8 @@ def _broken_since(
     noted = _noted_broken(store, broken.name, row)
     if noted is not None:
         return noted
-    known = (_changed_at(broken), None if row is None else row.ticked_at)
-    return max((one for one in known if one is not None), default=None)
+    times = (_changed_at(broken), None if row is None else row.ticked_at)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _changed_at(pipeline: LoadedPipeline | BrokenPipeline) -> float | None:
@@ -394,17 +400,17 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     for problem in problems:
         is_sink = problem.subject.startswith(_SINK)
         key = problem.severity, problem.text if is_sink else problem.line, problem.remedy
-        known = merged.get(key)
-        if known is None:
+        earlier = merged.get(key)
+        if earlier is None:
             merged[key] = problem
-        elif known.subject != problem.subject:
-            names = known.subject.removeprefix(_SINKS).removeprefix(_SINK)
+        elif earlier.subject != problem.subject:
+            names = earlier.subject.removeprefix(_SINKS).removeprefix(_SINK)
             subject = f"{_SINKS}{names}, {problem.subject.removeprefix(_SINK)}"
             merged[key] = replace(
-                known,
+                earlier,
                 subject=subject,
-                since=_first(known.since, problem.since),
-                next_attempt_at=_first(known.next_attempt_at, problem.next_attempt_at),
+                since=_first(earlier.since, problem.since),
+                next_attempt_at=_first(earlier.next_attempt_at, problem.next_attempt_at),
             )
     distinct = merged.values()
     return [
@@ -417,8 +423,8 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     ]
 
 
-def _first(one: float | None, other: float | None) -> float | None:
-    return min((time for time in (one, other) if time is not None), default=None)
+def _first(left: float | None, right: float | None) -> float | None:
+    return min((time for time in (left, right) if time is not None), default=None)
 
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
@@ -427,13 +433,13 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     for problem in _dagster(store, row, now):
         (capture if problem.severity == "error" else others).append(problem)
-    failed = any(one.severity == "error" for one in capture)
+    failed = any(problem.severity == "error" for problem in capture)
     if row.outdated_since is not None and spec is not None:
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
         others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
     log, early = store.pipelines.source_log(row.name), store.pipelines.early_confirmation(row.name)
     others += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
-    problems = sorted(_once([*capture, *others]), key=lambda one: one.severity != "error")
+    problems = sorted(_once([*capture, *others]), key=lambda problem: problem.severity != "error")
     return Health(
         "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
     )
@@ -459,10 +465,15 @@ def _capture(
             since=failure.since,
             next_attempt_at=failure.next_attempt_at,
         )
-    for one in findings_of(row):
-        if failure is not None and (one.subject, one.text) == (failure.subject, failure.message):
+    for finding in findings_of(row):
+        if failure is not None and (finding.subject, finding.text) == (
+            failure.subject,
+            failure.message,
+        ):
             continue  # a check has met what capture fails with
-        yield HealthProblem(one.subject, one.level, one.text, commands_of(one.remedy), one.since)
+        yield HealthProblem(
+            finding.subject, finding.level, finding.text, commands_of(finding.remedy), finding.since
+        )
     if row.capture_pause is not None:
         text = f"capture is paused: {row.capture_pause}"
         since = store.pipelines.since(row.name, CAPTURE_PAUSED)
@@ -523,10 +534,14 @@ def _journal(
     if spec is None or row.capture_pause is not None:
         return
     limit = spec.spec.engine.journal.max_bytes
-    behind = [one for one in store.checkpoints.read(row.name).values() if one.attached]
+    behind = [
+        checkpoint
+        for checkpoint in store.checkpoints.read(row.name).values()
+        if checkpoint.attached
+    ]
     if not behind:
         return
-    delivered = min(one.whole_segment for one in behind)
+    delivered = min(checkpoint.whole_segment for checkpoint in behind)
     lacking = store.segments.about_bytes(row.name, after=delivered, last=row.next_segment - 1)
     if lacking >= CAUTION * limit:
         yield HealthProblem(
@@ -575,7 +590,7 @@ def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | No
     if lease is not None and lease.held_at(now):
         return now
     return max(
-        (one for one in (row.ticked_at, row.source_seen_at) if one is not None), default=None
+        (time for time in (row.ticked_at, row.source_seen_at) if time is not None), default=None
     )
 
 
@@ -585,8 +600,8 @@ def _delivery(
     """Yield problems of delivery, holds and dead letters."""
     checkpoints = store.checkpoints.read(row.name)
     counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
-    for one in checkpoints.values():
-        yield from _sink(store, row.name, one, counts=one.sink in counts)
+    for checkpoint in checkpoints.values():
+        yield from _sink(store, row.name, checkpoint, counts=checkpoint.sink in counts)
     yield from _lacking(store, row.name)
     yield from _gaps(store, row.name, spec, checkpoints)
     for hold in store.holds.read(row.name):
@@ -609,8 +624,10 @@ def _delivery(
 
 def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
     """Yield the tables whose older rows lack what the source has in columns that were added or got another type."""
-    lacking = [one for one in store.lake_commits.tables(pipeline) if one.write.lacking]
-    histories = {one.name: one for one in store.schemas.histories(pipeline)} if lacking else {}
+    lacking = [stored for stored in store.lake_commits.tables(pipeline) if stored.write.lacking]
+    histories = (
+        {history.name: history for history in store.schemas.histories(pipeline)} if lacking else {}
+    )
     for stored in lacking:
         table = ".".join(stored.write.source)
         columns = histories[table].names_now(stored.write.lacking)
@@ -643,22 +660,22 @@ def _gaps(
 
 
 def _sink(
-    store: StateStore, pipeline: str, one: CheckpointRow, *, counts: bool
+    store: StateStore, pipeline: str, checkpoint: CheckpointRow, *, counts: bool
 ) -> Iterator[HealthProblem]:
-    subject = f"sink {one.sink}"
-    if not one.attached:
-        text = one.last_error or "detached: it gets nothing"
-        command = go_on_command(pipeline, one.sink, one.state)
-        yield HealthProblem(subject, "warning", text, (command,), one.failing_since)
-    elif one.failures:
+    subject = f"sink {checkpoint.sink}"
+    if not checkpoint.attached:
+        text = checkpoint.last_error or "detached: it gets nothing"
+        command = go_on_command(pipeline, checkpoint.sink, checkpoint.state)
+        yield HealthProblem(subject, "warning", text, (command,), checkpoint.failing_since)
+    elif checkpoint.failures:
         yield HealthProblem(
             subject,
             "error" if counts else "warning",
-            (one.last_error or "it fails").removeprefix(f"{subject}: "),
-            tuple(one.remedy or ()),
-            since=one.failing_since,
-            next_attempt_at=one.next_attempt_at,
+            (checkpoint.last_error or "it fails").removeprefix(f"{subject}: "),
+            tuple(checkpoint.remedy or ()),
+            since=checkpoint.failing_since,
+            next_attempt_at=checkpoint.next_attempt_at,
         )
-    if one.notice is not None:
-        since = store.pipelines.since(pipeline, notice_of(one.sink))
-        yield HealthProblem(subject, "warning", one.notice, since=since)
+    if checkpoint.notice is not None:
+        since = store.pipelines.since(pipeline, notice_of(checkpoint.sink))
+        yield HealthProblem(subject, "warning", checkpoint.notice, since=since)

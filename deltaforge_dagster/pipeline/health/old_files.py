@@ -22,7 +22,7 @@ def int96_findings(store: StateStore | None, loaded: LoadedPipeline) -> list[Fin
 
 
 def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
-    kinds = {one.config.id: sink_types()[one.type] for one in loaded.spec.spec.sinks}
+    kinds = {block.config.id: sink_types()[block.type] for block in loaded.spec.spec.sinks}
     for stored in store.lake_commits.tables(loaded.name):
         kind, write = kinds.get(stored.sink), stored.write
         if not isinstance(kind, LakeSinkType) or not kind.had_int96 or write.int64_timestamps:
