@@ -44,7 +44,7 @@ def differences(
     """
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}
-    found = [
+    deltas = [
         SchemaDifference("dropped", name, _described(column), None)
         for name, column in old.items()
         if name not in new or name in others
@@ -52,18 +52,18 @@ def differences(
     for name, column in new.items():
         was = None if name in others else old.get(name)
         if was is None:
-            found.append(SchemaDifference("added", name, None, _described(column)))
+            deltas.append(SchemaDifference("added", name, None, _described(column)))
         elif _described(was) != _described(column) or was.type_oid != column.type_oid:
-            found.append(SchemaDifference("changed", name, _described(was), _described(column)))
+            deltas.append(SchemaDifference("changed", name, _described(was), _described(column)))
     kept = [name for name in old if name in new]
     now = [name for name in new if name in old]
     for name in kept:
         if kept.index(name) != now.index(name):
-            places = (str(one[name].ordinal_position) for one in (old, new))
-            found.append(SchemaDifference("moved", name, *places))
+            ordinals = (str(columns[name].ordinal_position) for columns in (old, new))
+            deltas.append(SchemaDifference("moved", name, *ordinals))
     if before.primary_key != after.primary_key:
-        found.append(SchemaDifference("key", "", _key(before), _key(after)))
-    return found
+        deltas.append(SchemaDifference("key", "", _key(before), _key(after)))
+    return deltas
 
 
 def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDifference]:
@@ -72,7 +72,11 @@ def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDiff
     if before is None:
         return []
     own = version.columns.identities
-    others = {name for name, one in before.columns.identities.items() if own.get(name, one) != one}
+    others = {
+        name
+        for name, identity in before.columns.identities.items()
+        if own.get(name, identity) != identity
+    }
     return differences(before.table, version.table, others)
 
 

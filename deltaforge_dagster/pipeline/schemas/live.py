@@ -67,13 +67,13 @@ def compare(
         NotAllowed: `only` is no such table.
         DeltaforgeError: The source cannot be queried.
     """
-    known = {history.name: history for history in store.schemas.histories(pipeline)}
+    histories = {history.name: history for history in store.schemas.histories(pipeline)}
     existing = set(source.tables())
-    names = sorted(existing | known.keys() if new else known)
+    names = sorted(existing | histories.keys() if new else histories)
     if only is not None and only not in names:
         raise NotAllowed(f"pipeline {pipeline!r} captures no table {only!r}")
     for name in names if only is None else [only]:
-        yield _compared(name, source, known.get(name), exists=name in existing)
+        yield _compared(name, source, histories.get(name), exists=name in existing)
 
 
 def reload(
@@ -98,14 +98,14 @@ def reload(
         DeltaforgeError: The source cannot be queried.
     """
     began = time.monotonic()
-    found = []
-    for one in compare(store, pipeline, source, only):
-        found.append(one)
+    tables = []
+    for table in compare(store, pipeline, source, only):
+        tables.append(table)
         proceed()
     return {
         "pipeline": pipeline,
-        "tables_reloaded": sum(one.status != "error" for one in found),
-        "tables": [_view(one, source.database()) for one in found],
+        "tables_reloaded": sum(table.status != "error" for table in tables),
+        "tables": [_view(table, source.database()) for table in tables],
         "elapsed_ms": round((time.monotonic() - began) * 1000),
     }
 
@@ -117,12 +117,12 @@ def named(store: StateStore, pipeline: str, source: Source, database: str, table
         NotAllowed: There is no such table, or there are several (`schema_views.named`).
         DeltaforgeError: The source cannot be queried.
     """
-    known = schema_views.captured(store, pipeline)
+    captured = schema_views.captured(store, pipeline)
     try:
-        return schema_views.named(known, pipeline, database, table)
+        return schema_views.named(captured, pipeline, database, table)
     except NotAllowed:
-        now = [schema_views.place(source.database(), name) for name in source.tables()]
-        return schema_views.named([*known, *now], pipeline, database, table)
+        present = [schema_views.place(source.database(), name) for name in source.tables()]
+        return schema_views.named([*captured, *present], pipeline, database, table)
 
 
 class WarmStart:
@@ -161,52 +161,54 @@ class WarmStart:
         try:
             source = self._build_source()
             try:
-                for found in compare(self._store, self._pipeline, source, new=False):
+                for table in compare(self._store, self._pipeline, source, new=False):
                     if self._over.is_set():
                         return
-                    if found.status in {"altered", "dropped"}:
-                        self._warn(_difference_text(found))
+                    if table.status in {"altered", "dropped"}:
+                        self._warn(_difference_text(table))
             finally:
                 source.close()
         except DeltaforgeError as error:  # capture meets it as well, and reports it
             logger.info("%s: the catalog was not compared: %s", self._pipeline, error)
 
 
-def _difference_text(found: LiveTable) -> str:
+def _difference_text(table: LiveTable) -> str:
     """Return how a table differs from its last captured version, in one sentence."""
-    if found.status == "dropped":
-        return f"table {found.name} is not in the database any more"
-    made = ", ".join(found.differences)
+    if table.status == "dropped":
+        return f"table {table.name} is not in the database any more"
+    changes = ", ".join(table.differences)
     return (
-        f"table {found.name} was altered ({made}); its new version begins with its first change"
+        f"table {table.name} was altered ({changes}); its new version begins with its first change"
         " after that"
     )
 
 
-def _compared(name: str, source: Source, known: TableHistory | None, *, exists: bool) -> LiveTable:
+def _compared(
+    name: str, source: Source, history: TableHistory | None, *, exists: bool
+) -> LiveTable:
     try:
         table = source.schema(name)
     except SourceMisconfigured:
         return LiveTable(name, "dropped")
     except DeltaforgeError as error:
         return LiveTable(name, "error", error=str(error))
-    if known is None:
+    if history is None:
         return LiveTable(name, "new", table)
     if not exists:  # it exists, but is no longer captured
         return LiveTable(name, "same", table)
-    found = differences(known.current.table, table)
-    return LiveTable(name, "altered" if found else "same", table, tuple(found))
+    changes = differences(history.current.table, table)
+    return LiveTable(name, "altered" if changes else "same", table, tuple(changes))
 
 
-def _view(one: LiveTable, database: str | None) -> dict[str, Any]:
-    db, schema, table = schema_views.place(database, one.name)
+def _view(live: LiveTable, database: str | None) -> dict[str, Any]:
+    db, schema, table = schema_views.place(database, live.name)
     return {
         "database": db,
         "schema": schema,
         "table": table,
-        "name": one.name,
-        "status": one.status,
-        "changed": one.status in {"altered", "dropped", "new"},
-        "differences": list(one.differences),
-        "error": one.error,
+        "name": live.name,
+        "status": live.status,
+        "changed": live.status in {"altered", "dropped", "new"},
+        "differences": list(live.differences),
+        "error": live.error,
     }
