@@ -152,28 +152,28 @@ class ChunkDeduplicator:
         writer.abort()
         for chunk, _ in taken:
             self._lease.write(
-                lambda writing, one=chunk: writing.snapshots.complete(one, segment=None, rows=0)  # type: ignore[misc]
+                lambda writing, chunk=chunk: writing.snapshots.complete(chunk, segment=None, rows=0)  # type: ignore[misc]
             )
 
     def lose_positions(self) -> None:
         """Plan all waiting chunks again: after a failover their positions mean nothing."""
         self._load_chunks()
         for chunk in self._waiting:
-            self._lease.write(lambda writing, one=chunk: writing.snapshots.plan_again(one))  # type: ignore[misc]
+            self._lease.write(lambda writing, chunk=chunk: writing.snapshots.plan_again(chunk))  # type: ignore[misc]
         self._waiting = []
 
     def _load_chunks(self) -> None:
         """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
-        found: list[ChunkRow] = []
+        chunks: list[ChunkRow] = []
         snapshot = self._store.snapshots.unfinished(self._lease.pipeline)
         self._relocated_rows.poll(snapshot)
         if snapshot is not None:
-            found = self._store.snapshots.chunks(
+            chunks = self._store.snapshots.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
-        held = {**self._registry.held(), **self._approval.kept} if found else {}
+        held = {**self._registry.held(), **self._approval.kept} if chunks else {}
         # Set last, and in this order: another thread may read `waits` at any time, and end the run if it is False.
-        self._waiting = [chunk for chunk in found if chunk.table_name not in held]
+        self._waiting = [chunk for chunk in chunks if chunk.table_name not in held]
         self._looked_at = time.monotonic()
 
     def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:

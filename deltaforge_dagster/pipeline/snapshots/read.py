@@ -150,7 +150,7 @@ class SnapshotRun:
             if finding.level == "warning":
                 self._warn(finding.text)
         chunks = snapshots.plan(tables, self._options.chunk_size, snapshot.condition)
-        planned = (PlannedChunk(one.table, one.number, one.to_json()) for one in chunks)
+        planned = (PlannedChunk(chunk.table, chunk.number, chunk.to_json()) for chunk in chunks)
         self._store.snapshots.plan(self._name, snapshot.snapshot, list(planned))
 
     @property
@@ -171,7 +171,7 @@ class SnapshotRun:
             while self._goes_on(snapshot):
                 progress = self._store.snapshots.progress(self._name, snapshot.snapshot)
                 self._progress(progress)
-                staged = sum(one.staged_bytes for one in progress.values())
+                staged = sum(table.staged_bytes for table in progress.values())
                 if staged < self._room and time.monotonic() - looked_at >= _TASKS_SECONDS:
                     looked_at = time.monotonic()
                     for task in self._next(snapshot, list(running.values())):
@@ -223,7 +223,7 @@ class SnapshotRun:
         """Return the tasks to start in addition to the running ones."""
         if len(running) >= self._width:
             return []
-        taken = {(one.table_name, one.number) for task in running for one in task.chunks}
+        taken = {(chunk.table_name, chunk.number) for task in running for chunk in task.chunks}
         tables: dict[str, deque[ChunkRow]] = {}
         for chunk in self._missing(snapshot):
             if (chunk.table_name, chunk.number) not in taken:
@@ -257,11 +257,11 @@ class SnapshotRun:
             self._context.journal.url,
             self._name,
             snapshot.snapshot,
-            [PlannedChunk(one.table_name, one.number, one.plan) for one in task.chunks],
+            [PlannedChunk(chunk.table_name, chunk.number, chunk.plan) for chunk in task.chunks],
         )
         try:
-            one = sessions.session().range(0, 1, 1, 1)
-            report = one.mapInArrow(job.run, _REPORT).toArrow()
+            frame = sessions.session().range(0, 1, 1, 1)
+            report = frame.mapInArrow(job.run, _REPORT).toArrow()
         except PySparkException as error:
             sessions.lost(error)
             raise SparkUnavailable(
@@ -269,8 +269,8 @@ class SnapshotRun:
                 f"({spark_condition(error)}); see the server's log"
             ) from None
         written, problem = written_by(report)
-        for number, what in written:
-            self._note(snapshot, task.chunks[number], what, before)
+        for number, written_chunk in written:
+            self._note(snapshot, task.chunks[number], written_chunk, before)
         if problem is not None:
             raise problem
         return written

@@ -63,9 +63,9 @@ class _WatchedTable:
         """Yield the possible moves among updates with missing columns."""
         rows, old_keys = changed_keys(updates)
         old = dict(zip(rows.tolist(), old_keys.to_pylist(), strict=True))
-        some = np.arange(updates.num_rows) if self.by_block else rows
-        chosen = updates.select(["after", "key"]).take(pa.array(some, pa.int64()))
-        for index, row in zip(some.tolist(), chosen.to_pylist(), strict=True):
+        indexes = np.arange(updates.num_rows) if self.by_block else rows
+        chosen = updates.select(["after", "key"]).take(pa.array(indexes, pa.int64()))
+        for index, row in zip(indexes.tolist(), chosen.to_pylist(), strict=True):
             if row["key"] is not None and is_partial(row["after"], self.columns):
                 yield cast("str", old.get(index, row["key"])), row["key"]
 
@@ -97,8 +97,10 @@ class RelocatedRows:
         progress = self._store.snapshots.progress(self._lease.pipeline, self._snapshot)
         self._tables = {
             table: self._tables.get(table)
-            for table, one in progress.items()
-            if one.chunks > 1 and one.spliced and (one.spliced < one.chunks or table in relocated)
+            for table, counts in progress.items()
+            if counts.chunks > 1
+            and counts.spliced
+            and (counts.spliced < counts.chunks or table in relocated)
         }
 
     def watch(self, segment: WrittenSegment) -> None:
@@ -128,8 +130,8 @@ class RelocatedRows:
         self._tables.setdefault(chunk.table_name, watched)
 
     def _note(self, snapshot: int, table: str, moves: Iterable[Move]) -> None:
-        found = list(moves)
-        if not found:
+        new_moves = list(moves)
+        if not new_moves:
             return
         pipeline = self._lease.pipeline
         # In this order: rows that are planned in between are in one of the two answers.
@@ -141,19 +143,19 @@ class RelocatedRows:
                 pipeline, snapshot, table=table, state=state, limit=2
             )
         ]
-        keys = {new for _, new in found}
+        keys = {new for _, new in new_moves}
         if not any(chunk.keys is None for chunk in open_) and len(open_) < 2:
             wanted = relocated.union(*(chunk.keys or () for chunk in open_))
-            keys = set(_followed(found, wanted))
+            keys = set(_followed(new_moves, wanted))
         if keys - relocated:
             self._lease.write(lambda writing: writing.relocated_rows.note(snapshot, table, keys))
 
     def _watched(self, table: str) -> _WatchedTable | None:
         """Return the description of a table; None if all its chunks will be read again."""
-        spliced = self._store.snapshots.chunks(
+        merged = self._store.snapshots.chunks(
             self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
         )
-        return _WatchedTable.of(spliced[0]) if spliced else None
+        return _WatchedTable.of(merged[0]) if merged else None
 
 
 def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
