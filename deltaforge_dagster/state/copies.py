@@ -139,11 +139,11 @@ def _check(file: Path) -> None:
         raise NotAllowed(f"there is no file {file}")
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as copy:
-            found = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
+            tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
             damage = copy.execute("PRAGMA quick_check").fetchone()
     except sqlite3.DatabaseError as error:
         raise SettingsError(f"{file} is not a copy of a state store: {error}") from error
-    if not {pipelines.name, leases.name, VERSION_TABLE} <= found:
+    if not {pipelines.name, leases.name, VERSION_TABLE} <= tables:
         raise SettingsError(f"{file} is not a copy of a state store: it has other tables")
     if damage != ("ok",):
         raise SettingsError(f"{file} is damaged: {damage[0]}")
@@ -179,11 +179,13 @@ def _copy(table: Table, source: Connection, target: Connection) -> int:
         .execution_options(yield_per=_ROWS_AT_ONCE)
     )
     dialect = target.dialect.name
-    statement = insert(table).values({one.name: _written(one, dialect) for one in table.columns})
+    statement = insert(table).values(
+        {column.name: _written(column, dialect) for column in table.columns}
+    )
     count = 0
-    for some in rows.partitions():
-        target.execute(statement, [row._asdict() for row in some])
-        count += len(some)
+    for batch in rows.partitions():
+        target.execute(statement, [row._asdict() for row in batch])
+        count += len(batch)
     serial = table.autoincrement_column
     if serial is not None:
         last = max(_last_number(source, serial), _last_number(target, serial))
@@ -216,10 +218,10 @@ def _last_number(connection: Connection, serial: Column[Any]) -> int:
         )
         names = {"table": serial.table.name, "column": serial.name}
         return connection.execute(query, names).scalar_one() or 0
-    found = connection.execute(
+    number = connection.execute(
         text("SELECT seq FROM sqlite_sequence WHERE name = :table"), {"table": serial.table.name}
     ).scalar()
-    return found or 0
+    return number or 0
 
 
 def _set_last_number(connection: Connection, serial: Column[Any], last: int) -> None:

@@ -30,8 +30,8 @@ class FailoverWrites:
 
     def server(self, source_id: str) -> str | None:
         """Return the identity of the server from which the source was last read, or None."""
-        found = get_value(self._connection, _namespace(self._pipeline), _identity_key(source_id))
-        return None if found is None else found.decode()
+        identity = get_value(self._connection, _namespace(self._pipeline), _identity_key(source_id))
+        return None if identity is None else identity.decode()
 
     def set_server(self, source_id: str, identity: str) -> None:
         """Store the identity of the server from which the source is read."""
@@ -67,8 +67,8 @@ class FailoverWrites:
             "previous_identity": previous,
             "new_identity": identity,
             "table_results": [
-                {"db": db, "table": table, "deltas": list(found)}
-                for (db, table), found in deltas.items()
+                {"db": db, "table": table, "deltas": list(differences)}
+                for (db, table), differences in deltas.items()
             ],
             "reconciled_at": self._connection.execute(select(clock())).scalar_one(),
         }

@@ -73,8 +73,8 @@ class GapRepository:
     def read(self, name: str) -> list[Gap]:
         """Return the gaps of a pipeline, by table."""
         with self._database.read() as connection:
-            known = _read(connection, name)
-        return [] if known is None else [known.gaps[table] for table in sorted(known.gaps)]
+            stored = _read(connection, name)
+        return [] if stored is None else [stored.gaps[table] for table in sorted(stored.gaps)]
 
     def note(self, name: str, tables: Mapping[str, LoggedTable], checked_at: float | None) -> None:
         """Record which tables the log has now, and the gaps that follow from it.
@@ -102,32 +102,32 @@ class GapRepository:
         """
         with self._database.write() as connection:
             now = connection.execute(select(clock())).scalar_one()
-            known = _read(connection, name) or _KnownTables()
-            if not any(fate == "dropped" or table in known.dropped for table, fate in fates):
+            stored = _read(connection, name) or _KnownTables()
+            if not any(fate == "dropped" or table in stored.dropped for table, fate in fates):
                 return
             for table, fate in fates:
-                since = known.dropped.pop(table, None)
+                since = stored.dropped.pop(table, None)
                 if fate == "dropped":
-                    known.dropped[table] = now
+                    stored.dropped[table] = now
                 elif fate == "made" and since is not None:
-                    before = known.gaps.get(table)
+                    before = stored.gaps.get(table)
                     whole = before is None or before.whole
-                    known.gaps[table] = Gap(
+                    stored.gaps[table] = Gap(
                         table, "remade", since if before is None else before.since, now, whole
                     )
-            _write(connection, name, known)
+            _write(connection, name, stored)
 
     def acknowledge(self, name: str, tables: Collection[str] = ()) -> list[str]:
         """Forget the gaps of these tables, or all; return the tables that had any."""
         with self._database.write() as connection:
-            known = _read(connection, name)
-            if known is None:
+            stored = _read(connection, name)
+            if stored is None:
                 return []
-            found = sorted(one for one in known.gaps if not tables or one in tables)
-            for one in found:
-                del known.gaps[one]
-            _write(connection, name, known)
-            return found
+            acknowledged = sorted(table for table in stored.gaps if not tables or table in tables)
+            for table in acknowledged:
+                del stored.gaps[table]
+            _write(connection, name, stored)
+            return acknowledged
 
 
 def forget(connection: Connection, pipeline: str) -> None:
@@ -136,39 +136,39 @@ def forget(connection: Connection, pipeline: str) -> None:
 
 
 def _noted(
-    known: _KnownTables | None,
+    stored: _KnownTables | None,
     tables: Mapping[str, LoggedTable],
     checked_at: float | None,
     now: float,
 ) -> _KnownTables | None:
     """Return what is known then; None if nothing has changed."""
-    if known is None:
-        return _KnownTables({name: [one.identity] for name, one in tables.items()})
+    if stored is None:
+        return _KnownTables({name: [table.identity] for name, table in tables.items()})
     changed = False
-    for name in known.identities.keys() - tables.keys() - known.away.keys():
-        known.away[name] = now if checked_at is None else checked_at
+    for name in stored.identities.keys() - tables.keys() - stored.away.keys():
+        stored.away[name] = now if checked_at is None else checked_at
         changed = True
-    for name, one in tables.items():
-        had = known.identities.setdefault(name, [])
-        away = known.away.pop(name, None)
-        if one.identity in had and away is None:
+    for name, table in tables.items():
+        had = stored.identities.setdefault(name, [])
+        away = stored.away.pop(name, None)
+        if table.identity in had and away is None:
             continue
         changed = True
-        cause: GapCause = "new" if not had else "away" if one.identity in had else "remade"
-        if one.identity not in had:
-            had.append(one.identity)
-        if cause == "new" and (one.whole or one.empty):
+        cause: GapCause = "new" if not had else "away" if table.identity in had else "remade"
+        if table.identity not in had:
+            had.append(table.identity)
+        if cause == "new" and (table.whole or table.empty):
             continue
         since = None if cause == "new" else away if away is not None else checked_at
-        gap = Gap(name, cause, since, now, whole=one.whole and cause == "remade")
-        before = known.gaps.get(name)
+        gap = Gap(name, cause, since, now, whole=table.whole and cause == "remade")
+        before = stored.gaps.get(name)
         if before is not None:
             # Sinks that lack the earlier one lack both.
             causes = {before.cause, cause}
             worst: GapCause = "remade" if "remade" in causes else cause
             gap = replace(gap, cause=worst, since=before.since, whole=gap.whole and before.whole)
-        known.gaps[name] = gap
-    return known if changed else None
+        stored.gaps[name] = gap
+    return stored if changed else None
 
 
 def _read(connection: Connection, pipeline: str) -> _KnownTables | None:
@@ -176,17 +176,17 @@ def _read(connection: Connection, pipeline: str) -> _KnownTables | None:
     if value is None:
         return None
     fields = orjson.loads(value)
-    gaps = {name: Gap(**one) for name, one in fields["gaps"].items()}
+    gaps = {name: Gap(**gap) for name, gap in fields["gaps"].items()}
     return _KnownTables(fields["identities"], fields["away"], gaps, fields.get("dropped", {}))
 
 
-def _write(connection: Connection, pipeline: str, known: _KnownTables) -> None:
-    gaps = {name: asdict(one) for name, one in known.gaps.items()}
+def _write(connection: Connection, pipeline: str, stored: _KnownTables) -> None:
+    gaps = {name: asdict(gap) for name, gap in stored.gaps.items()}
     value = {
-        "identities": known.identities,
-        "away": known.away,
+        "identities": stored.identities,
+        "away": stored.away,
         "gaps": gaps,
-        "dropped": known.dropped,
+        "dropped": stored.dropped,
     }
     put_value(connection, _namespace(pipeline), _KEY, orjson.dumps(value))
 

@@ -154,7 +154,7 @@ class LakeCommits:
     @property
     def reached(self) -> int:
         """The last segment that all tables have."""
-        return min([self.front.segment, *(one.segment for one in self.held.values())])
+        return min([self.front.segment, *(table.segment for table in self.held.values())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +264,14 @@ class LakeCommitRepository:
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            known = {one.destination: one for one in _resyncs(connection, name, sink)}
+            requested = {resync.destination: resync for resync in _resyncs(connection, name, sink)}
             for destination, table_name in tables.items():
-                if destination in known and known[destination].begun:
+                if destination in requested and requested[destination].begun:
                     raise NotAllowed(
                         f"pipeline {name!r}: the resync of {'.'.join(destination)} of sink {sink!r} has begun "
                         f"already; deltaforge status {name} says what it waits for"
                     )
-                if destination in known:
+                if destination in requested:
                     continue
                 _insert_resync(connection, name, sink, destination, table_name)
 
@@ -283,8 +283,8 @@ class LakeCommitRepository:
     def tables(self, name: str) -> list[StoredWrite]:
         """Return the last write of each table of a pipeline's sinks, by sink and source."""
         newest: dict[tuple[str, tuple[str, str]], StoredWrite] = {}
-        for one in self._writes(lake_writes.c.pipeline == name):
-            newest[one.sink, one.write.source] = one
+        for stored in self._writes(lake_writes.c.pipeline == name):
+            newest[stored.sink, stored.write.source] = stored
         return [newest[key] for key in sorted(newest)]
 
     def unpublished(self, name: str) -> list[StoredWrite]:
@@ -346,9 +346,9 @@ class LakeCommitWrites:
             # The commits that follow bring back what was dropped, so nothing has to be there.
             mine = _of_pending(self._pipeline, sink)
             self._connection.execute(update(lake_pending).where(mine).values(changes=0))
-        for one in _resyncs(self._connection, self._pipeline, sink):
-            if one.begun:
-                self._hold_recreated(sink, one.destination, segment)
+        for resync in _resyncs(self._connection, self._pipeline, sink):
+            if resync.begun:
+                self._hold_recreated(sink, resync.destination, segment)
 
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
         """Begin to load tables again that somebody has requested: hold them at the front, and request their snapshot.
@@ -358,8 +358,8 @@ class LakeCommitWrites:
         Raises:
             NotAllowed: A snapshot is unfinished, or a commit planned.
         """
-        known = _resyncs(self._connection, self._pipeline, sink)
-        wanted = [one for one in known if not one.begun and one.destination in tables]
+        resyncs = _resyncs(self._connection, self._pipeline, sink)
+        wanted = [resync for resync in resyncs if not resync.begun and resync.destination in tables]
         if not wanted:
             return
         front = self._row(sink, _FRONT)
@@ -368,17 +368,17 @@ class LakeCommitWrites:
                 f"pipeline {self._pipeline!r}: a resync of sink {sink!r} cannot begin before the commit that is "
                 "planned, and the snapshot that is unfinished"
             )
-        for one in wanted:
-            self._hold_recreated(sink, one.destination, front["segment"])
+        for resync in wanted:
+            self._hold_recreated(sink, resync.destination, front["segment"])
             mine = and_(
                 _resyncs_of(self._pipeline, sink),
-                lake_resyncs.c.destination == _key(one.destination),
+                lake_resyncs.c.destination == _key(resync.destination),
             )
             self._connection.execute(update(lake_resyncs).where(mine).values(begun=True))
         insert_snapshot(
             self._connection,
             self._pipeline,
-            tables=[one.table_name for one in wanted],
+            tables=[resync.table_name for resync in wanted],
             cause="resync",
             sinks=[sink],
             since=front["segment"] + 1,
@@ -449,18 +449,18 @@ class LakeCommitWrites:
             to: The last segment of the commit.
         """
         rows = _pending(self._connection, _of_pending(self._pipeline, sink))
-        known = {row.destination: row.segment for row in rows}
-        for one, source in tables.items():
-            mine = _of_pending(self._pipeline, sink, one)
-            if one in known:
-                last = max(known[one], to)
+        segments = {row.destination: row.segment for row in rows}
+        for destination, source in tables.items():
+            mine = _of_pending(self._pipeline, sink, destination)
+            if destination in segments:
+                last = max(segments[destination], to)
                 self._connection.execute(update(lake_pending).where(mine).values(segment=last))
                 continue
             self._connection.execute(
                 insert(lake_pending).values(
                     pipeline=self._pipeline,
                     sink=sink,
-                    destination=_key(one),
+                    destination=_key(destination),
                     source=source,
                     segment=to,
                     changes=0,
@@ -495,16 +495,16 @@ class LakeCommitWrites:
         row = self._row(sink, _FRONT)
         if row["segment"] == to:
             return False
-        for one in rejected:
+        for rejection in rejected:
             self._insert(
                 sink,
-                _key(one.destination),
+                _key(rejection.destination),
                 segment=row["segment"],
                 planned_to=to,
-                error=one.error[:_ERROR_LENGTH],
-                remedy=list(one.remedy),
+                error=rejection.error[:_ERROR_LENGTH],
+                remedy=list(rejection.remedy),
                 since=clock(),
-                next_attempt_at=one.next_attempt_at,
+                next_attempt_at=rejection.next_attempt_at,
                 failures=1,
             )
         self._update(sink, _FRONT, {"segment": to, "planned_to": None})
@@ -577,43 +577,43 @@ class LakeCommitWrites:
 
     def _record_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
         """Store writes, and how many pending changes tables have after them."""
-        for one in writes:
-            if one.pending:
+        for write in writes:
+            if write.pending:
                 self._connection.execute(
                     update(lake_pending)
-                    .where(_of_pending(self._pipeline, sink, one.destination))
-                    .values(changes=lake_pending.c.changes + one.changes)
+                    .where(_of_pending(self._pipeline, sink, write.destination))
+                    .values(changes=lake_pending.c.changes + write.changes)
                 )
             else:
-                self.folded(sink, one.destination)
+                self.folded(sink, write.destination)
         self._add_writes(sink, to, writes)
 
     def _add_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
         """Store writes, except those of commits that tables had before: after a `restart`, they skip them."""
-        for one in writes:
-            mine = _of_table(self._pipeline, sink, one)
+        for write in writes:
+            mine = _of_table(self._pipeline, sink, write)
             last = select(func.max(lake_writes.c.segment)).where(mine)
             before = self._connection.execute(last).scalar()
             if before is not None and before >= to:
                 continue
-            known = self._connection.execute(
+            lacked = self._connection.execute(
                 select(lake_writes.c.lacking).where(mine, lake_writes.c.segment == before)
             ).scalar()
-            lacking = sorted({*(known or ()), *one.lacking})
+            lacking = sorted({*(lacked or ()), *write.lacking})
             self._connection.execute(delete(lake_writes).where(mine, lake_writes.c.published))
             self._connection.execute(
                 insert(lake_writes).values(
                     pipeline=self._pipeline,
                     sink=sink,
-                    source=_source_key(one),
+                    source=_source_key(write),
                     segment=to,
-                    destination=one.destination,
-                    columns=one.columns,
-                    changes=one.changes,
-                    position=one.position,
-                    changed_at=one.changed_at,
-                    figures=None if one.figures is None else asdict(one.figures),
-                    int64_timestamps=one.int64_timestamps,
+                    destination=write.destination,
+                    columns=write.columns,
+                    changes=write.changes,
+                    position=write.position,
+                    changed_at=write.changed_at,
+                    figures=None if write.figures is None else asdict(write.figures),
+                    int64_timestamps=write.int64_timestamps,
                     written_at=clock(),
                     published=False,
                     lacking=lacking or None,
@@ -631,12 +631,12 @@ class LakeCommitWrites:
     def _row(self, sink: str, key: str) -> RowMapping:
         row = _rows(self._connection, self._pipeline, sink).get(key)
         if row is None:
-            what = (
+            problem = (
                 f"table {key} of sink {sink!r} is not held"
                 if key
                 else f"sink {sink!r} has no front"
             )
-            raise NotAllowed(f"pipeline {self._pipeline!r}: {what}")
+            raise NotAllowed(f"pipeline {self._pipeline!r}: {problem}")
         return row
 
     def _insert(self, sink: str, key: str, **values: Any) -> None:
@@ -701,7 +701,9 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     front = rows.pop(_FRONT, None)
     if front is None:
         return None
-    recreated = {_key(one.destination) for one in _resyncs(connection, pipeline, sink) if one.begun}
+    recreated = {
+        _key(resync.destination) for resync in _resyncs(connection, pipeline, sink) if resync.begun
+    }
     tables = [
         HeldTable(
             _destination(key),
@@ -718,8 +720,8 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     ]
     return LakeCommits(
         LakeFront(front["segment"], front["planned_to"], front["owner"], tuple(front["ends"])),
-        {one.destination: one for one in tables},
-        {one.destination: one for one in _pending(connection, _of_pending(pipeline, sink))},
+        {table.destination: table for table in tables},
+        {table.destination: table for table in _pending(connection, _of_pending(pipeline, sink))},
     )
 
 

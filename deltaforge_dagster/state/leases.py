@@ -86,8 +86,8 @@ class LeaseRepository:
     def get(self, name: str) -> LeaseRow | None:
         """Return the lease of a pipeline, or None if there is no such pipeline."""
         with self._database.read() as connection:
-            found = read_rows(connection, LeaseRow, leases.c.pipeline == name)
-        return found[0] if found else None
+            rows = read_rows(connection, LeaseRow, leases.c.pipeline == name)
+        return rows[0] if rows else None
 
 
 class LeaseWrites:

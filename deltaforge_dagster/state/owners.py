@@ -48,13 +48,16 @@ class OwnerRepository:
             put_value(connection, _KEY, _KEY, b"")
             others = _others(connection, pipeline)
             taken = [
-                one for name, owned in others.items() if name not in successor_of for one in owned
+                resource
+                for name, owned in others.items()
+                if name not in successor_of
+                for resource in owned
             ]
-            if any(one.is_same(other) for one in resources for other in taken):
+            if any(resource.is_same(other) for resource in resources for other in taken):
                 return False
             for name in successor_of:
                 connection.execute(delete(kv).where(kv.c.ns == f"{_PREFIX}{name}"))
-            text = orjson.dumps([one.to_fields() for one in resources])
+            text = orjson.dumps([resource.to_fields() for resource in resources])
             put_value(connection, f"{_PREFIX}{pipeline}", _KEY, text)
             return True
 
@@ -63,8 +66,8 @@ def _others(connection: Connection, pipeline: str) -> dict[str, list[OwnedResour
     query = select(kv.c.ns, kv.c.val).where(
         kv.c.ns.startswith(_PREFIX, autoescape=True), kv.c.key == _KEY
     )
-    found = {ns.removeprefix(_PREFIX): _parsed(text) for ns, text in connection.execute(query)}
-    return {name: owned for name, owned in found.items() if name != pipeline}
+    resources = {ns.removeprefix(_PREFIX): _parsed(text) for ns, text in connection.execute(query)}
+    return {name: owned for name, owned in resources.items() if name != pipeline}
 
 
 def _parsed(text: bytes) -> list[OwnedResource]:

@@ -115,8 +115,8 @@ class PipelineRepository:
             raise NotAllowed(f"pipeline {name!r}: a sink cannot be called {CHANGES!r}")
         with self._database.read() as connection:
             row = find_pipeline(connection, name)
-            known = set(read_checkpoints(connection, name))
-        if row is not None and (row.spec_hash, known) == (spec_hash, set(sinks)):
+            existing = set(read_checkpoints(connection, name))
+        if row is not None and (row.spec_hash, existing) == (spec_hash, set(sinks)):
             return row
         with self._database.write() as connection:
             if stored:
@@ -213,7 +213,7 @@ class PipelineRepository:
 
     def note_source_seen(self, name: str, findings: Sequence[NotedFinding]) -> None:
         """Record that the source has just answered, and the findings about its configuration."""
-        text = json.dumps([asdict(one) for one in findings])
+        text = json.dumps([asdict(finding) for finding in findings])
         self._update(name, findings=text, source_seen_at=self._database.now())
 
     def note_launches(self, name: str, failing: Sequence[NotedFinding]) -> None:
@@ -273,8 +273,8 @@ class PipelineRepository:
     def document(self, name: str) -> StoredSpec | None:
         """Return the document of one pipeline, or None if it has a file or does not exist."""
         with self._database.read() as connection:
-            found = _read_documents(connection, name)
-        return found[0] if found else None
+            documents = _read_documents(connection, name)
+        return documents[0] if documents else None
 
     def add_document(self, name: str, document: str) -> bool:
         """Store a new pipeline's document; return False if the name is taken."""
@@ -340,8 +340,8 @@ class PipelineRepository:
         """Return the names of the pipelines that were removed and are not there again."""
         with self._database.read() as connection:
             names = connection.execute(select(kv.c.key).where(kv.c.ns == _NUMBERS)).scalars().all()
-            there = connection.execute(select(pipelines.c.name)).scalars().all()
-        return {*names} - {*there}
+            existing = connection.execute(select(pipelines.c.name)).scalars().all()
+        return {*names} - {*existing}
 
     def _update(self, name: str, **values: Any) -> None:
         with self._database.write() as connection:
@@ -504,7 +504,9 @@ def _read_documents(connection: Connection, name: str | None = None) -> list[Sto
     query = select(stored_specs.c.name, stored_specs.c.document, stored_specs.c.version)
     if name is not None:
         query = query.where(stored_specs.c.name == name)
-    return sorted((StoredSpec(*row) for row in connection.execute(query)), key=lambda one: one.name)
+    return sorted(
+        (StoredSpec(*row) for row in connection.execute(query)), key=lambda spec: spec.name
+    )
 
 
 def _check_kept(connection: Connection, name: str) -> None:

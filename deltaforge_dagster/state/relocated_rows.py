@@ -67,7 +67,7 @@ class RelocatedRowWrites:
         """Store keys of rows, JSON text as in the change stream; keys already stored are kept."""
         named = {_digest(key): key for key in keys}
         query = select(relocated_rows.c.digest).where(_of(self._pipeline, snapshot, table))
-        known = set(self._connection.execute(query).scalars())
+        stored = set(self._connection.execute(query).scalars())
         rows = [
             {
                 "pipeline": self._pipeline,
@@ -77,7 +77,7 @@ class RelocatedRowWrites:
                 "key": key,
             }
             for digest, key in sorted(named.items())
-            if digest not in known
+            if digest not in stored
         ]
         if rows:
             self._connection.execute(insert(relocated_rows), rows)

@@ -53,8 +53,8 @@ class SegmentRepository:
 
     def get(self, name: str, number: int) -> SegmentRow | None:
         """Return one segment, or None if it does not exist (any more)."""
-        found = self.read(name, first=number, last=number)
-        return found[0] if found else None
+        rows = self.read(name, first=number, last=number)
+        return rows[0] if rows else None
 
     def processed_counts(self, name: str, *, first: int, last: int) -> dict[str, Counter[str]]:
         """Return the processors' counts over segments; empty if one of them may still be processed."""
@@ -74,7 +74,9 @@ class SegmentRepository:
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash).where(*where).distinct()
         with self._database.read() as connection:
-            return {one for (one,) in connection.execute(query) if one is not None}
+            return {
+                chain_hash for (chain_hash,) in connection.execute(query) if chain_hash is not None
+            }
 
     def total_bytes(self, name: str, *, after: int = 0) -> int:
         """Return the size of the segments with a number above `after`, by default of all."""
@@ -253,26 +255,26 @@ class SegmentWrites:
 
         The segment's tally in `tallies` is counted together with it.
         """
-        for one in processed:
+        for output in processed:
             noted = self._connection.execute(
                 update(segments)
                 .where(
                     segments.c.pipeline == self._pipeline,
-                    segments.c.segment == one.segment,
+                    segments.c.segment == output.segment,
                     segments.c.chain_hash.is_(None),
                 )
                 .values(
-                    chain_hash=one.chain_hash,
-                    processed_path=one.path,
-                    processed_checksum=one.checksum,
-                    processed_content_hash=one.content_hash,
-                    processed_rows=one.rows,
-                    processed_bytes=one.bytes,
-                    processed_counts={name: dict(counts) for name, counts in one.counts.items()},
+                    chain_hash=output.chain_hash,
+                    processed_path=output.path,
+                    processed_checksum=output.checksum,
+                    processed_content_hash=output.content_hash,
+                    processed_rows=output.rows,
+                    processed_bytes=output.bytes,
+                    processed_counts={name: dict(counts) for name, counts in output.counts.items()},
                 )
             )
             if noted.rowcount and tallies is not None:
-                metrics.count(self._connection, self._pipeline, tallies.get(one.segment))
+                metrics.count(self._connection, self._pipeline, tallies.get(output.segment))
 
     def _is_stored(self, segment: NewSegment, number: int) -> bool:
         query = select(segments.c.segment).where(

@@ -167,7 +167,7 @@ class SnapshotRepository:
             )
             if begun.rowcount == 0:
                 return False
-            rows = [_planned(name, snapshot, one) for one in planned]
+            rows = [_planned(name, snapshot, chunk) for chunk in planned]
             if rows:
                 connection.execute(insert(chunks), rows)
             _finish(connection, name, snapshot)
@@ -192,11 +192,11 @@ class SnapshotRepository:
     ) -> None:
         """Add a chunk that looks for relocated rows of a table, unless it already exists."""
         with self._database.write() as connection:
-            known = select(chunks.c.number).where(_chunk(name, snapshot, chunk))
+            existing = select(chunks.c.number).where(_chunk(name, snapshot, chunk))
             reading = select(snapshots.c.snapshot).where(
                 _this(name, snapshot), snapshots.c.state == "reading"
             )
-            if connection.execute(known).first() or not connection.execute(reading).first():
+            if connection.execute(existing).first() or not connection.execute(reading).first():
                 return
             relocated_rows.drop(connection, name, snapshot, chunk.table_name, keys)
             row = _planned(name, snapshot, chunk) | {"attempts": attempts}
@@ -387,19 +387,21 @@ def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole
 
     If the snapshot covers all rows (`whole`), clear `snapshot_due` of these sinks.
     """
-    known = read_checkpoints(connection, pipeline)
-    unknown = sorted(set(sinks) - set(known))
+    by_sink = read_checkpoints(connection, pipeline)
+    unknown = sorted(set(sinks) - set(by_sink))
     if unknown:
-        names = ", ".join(known) or "none"
+        names = ", ".join(by_sink) or "none"
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {unknown[0]!r} (there is: {names})")
-    due = [row.sink for row in known.values() if row.snapshot_due and row.sink in (sinks or known)]
+    due = [
+        row.sink for row in by_sink.values() if row.snapshot_due and row.sink in (sinks or by_sink)
+    ]
     if whole:
         connection.execute(
             update(checkpoints)
             .where(checkpoints.c.pipeline == pipeline, checkpoints.c.sink.in_(due))
             .values(snapshot_due=False)
         )
-    return max((known[sink].first_segment for sink in (*sinks, *due)), default=0)
+    return max((by_sink[sink].first_segment for sink in (*sinks, *due)), default=0)
 
 
 def _address(connection: Connection, pipeline: str, snapshot: int, segment: int | None) -> None:

@@ -338,21 +338,21 @@ class _File:
     def check(self) -> None:
         """Raise `StoreLost` unless the file is the one that was opened."""
         try:
-            found = self._look()
+            identity = self._look()
         except FileNotFoundError:
-            found = None
+            identity = None
         except OSError:  # SQLite will report the problem
             return
-        if found != self._identity:
+        if identity != self._identity:
             raise StoreLost(
-                f"state store {self._path}: the file was {'removed' if found is None else 'replaced'} "
+                f"state store {self._path}: the file was {'removed' if identity is None else 'replaced'} "
                 "while this process worked with it, so it ends; bring the file back "
                 "(deltaforge state restore), then start again"
             )
 
     def _look(self) -> tuple[int, int]:
-        found = self._path.stat()
-        return found.st_dev, found.st_ino
+        stat = self._path.stat()
+        return stat.st_dev, stat.st_ino
 
 
 def _begin(connection: Connection) -> None:
