@@ -195,7 +195,10 @@ def _dead_letters(
 def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
     levels = Counter(finding.level for finding in findings)
     lines = [
-        one.line for level in ("error", "warning", "note") for one in findings if one.level == level
+        finding.line
+        for level in ("error", "warning", "note")
+        for finding in findings
+        if finding.level == level
     ]
     return dg.AssetCheckEvaluation(
         asset_key=key,
@@ -288,10 +291,10 @@ def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str
         event = recorded(instance, pipeline, asset, number)
         if event is None:
             return f"range {number} of {asset} is published, but Dagster has no record of it"
-        known = facts(by_number[number])
+        expected = facts(by_number[number])
         for name in ("events", "content_hash", "end_position"):
             value = event.metadata.get(name)
-            if value is None or value.value != known[name]:
+            if value is None or value.value != expected[name]:
                 return f"range {number} of {asset}: {name} in Dagster differs from the state store"
     return None
 
@@ -359,15 +362,15 @@ def _sensing(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluati
 def _drift(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
     from deltaforge_dagster.pipeline.sensing.views import recent_drift  # noqa: PLC0415 - takes seconds
 
-    found = recent_drift(store, loaded, store.now() - DAY)
-    lines = [f"{column}: {', '.join(kinds)}" for column, kinds in found.items()]
+    drift = recent_drift(store, loaded, store.now() - DAY)
+    lines = [f"{column}: {', '.join(kinds)}" for column, kinds in drift.items()]
     if len(lines) > _SHOWN_COLUMNS:
         more = len(lines) - _SHOWN_COLUMNS
         lines = [
             *lines[:_SHOWN_COLUMNS],
             f"and {more} more; deltaforge sensing drift {loaded.name}",
         ]
-    return _warning(loaded, "drift", "\n".join(lines) or None, {"columns": len(found)})
+    return _warning(loaded, "drift", "\n".join(lines) or None, {"columns": len(drift)})
 
 
 def _warning(

@@ -145,7 +145,7 @@ class SnapshotBeside:
                 self._context,
                 self._loaded,
                 self._run_context,
-                lambda found: self._progress(shown, found),
+                lambda progress: self._progress(shown, progress),
             ).execute()
             shown.publish()
         except _Stopped:
@@ -169,10 +169,10 @@ class SnapshotBeside:
             if self._stopped.wait(_LOOK_SECONDS):
                 raise _Stopped("the run has ended")
 
-    def _progress(self, shown: ChunksShown, found: Mapping[str, SnapshotProgress]) -> None:
+    def _progress(self, shown: ChunksShown, progress: Mapping[str, SnapshotProgress]) -> None:
         if self._stopped.is_set():
             raise _Stopped("the run has ended")
-        shown.progress(found)
+        shown.progress(progress)
 
 
 class _Stopped(DeltaforgeError):  # noqa: N818 - not an error
@@ -196,14 +196,14 @@ class ChunksShown:
     def progress(self, progress: Mapping[str, SnapshotProgress]) -> None:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
         self._life.show()
-        chunks = sum(one.chunks for one in progress.values())
-        read = sum(one.read + one.spliced for one in progress.values())
+        chunks = sum(table.chunks for table in progress.values())
+        read = sum(table.read + table.spliced for table in progress.values())
         if (chunks, read) == (self._chunks, self._read):
             return
         self._chunks, self._read = chunks, read
         if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
             self.publish()
-            rows = sum(one.rows for one in progress.values())
+            rows = sum(table.rows for table in progress.values())
             self._context.log.info("%s of %s chunks read, %s rows", read, chunks, f"{rows:,}")
 
     def publish(self) -> None:
@@ -223,7 +223,7 @@ class ChunksShown:
 
     def _published(self, snapshot: int) -> set[str]:
         """Return the reads of a snapshot's chunks (`_reading`) that Dagster already has materializations of."""
-        found: set[str] = set()
+        readings: set[str] = set()
         cursor = None
         while True:
             page = self._context.instance.fetch_materializations(
@@ -234,9 +234,9 @@ class ChunksShown:
                 metadata = {} if event is None else event.metadata
                 # Events that users reported manually lack this metadata.
                 if _SNAPSHOT in metadata and metadata[_SNAPSHOT].value == snapshot:
-                    found.add(str(metadata[_READING].value))
-            if not page.has_more or not found:
-                return found
+                    readings.add(str(metadata[_READING].value))
+            if not page.has_more or not readings:
+                return readings
             cursor = page.cursor
 
     def _materialization(self, chunk: ChunkRow) -> dg.AssetMaterialization:

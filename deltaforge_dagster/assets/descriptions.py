@@ -147,7 +147,7 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
 
 def _changes(loaded: LoadedPipeline, parts: CodeParts) -> dg.AssetSpec:
     spec = loaded.spec.spec
-    chain = [one.id for one in spec.processors]
+    chain = [processor.id for processor in spec.processors]
     return dg.AssetSpec(
         asset_key(loaded.name, CHANGES),
         description=(
@@ -233,13 +233,13 @@ def owners(metadata: Metadata) -> list[str]:
     An annotation or label called `owner`, `owners` or `team` is a comma-separated list of owners. An owner that is an
     email address is shown as it is, any other as a team.
     """
-    given = [
+    texts = [
         block[name]
         for block in (metadata.annotations, metadata.labels)
         for name in _NAMES
         if name in block
     ]
-    names = [name.strip() for text in given for name in text.split(",")]
+    names = [name.strip() for text in texts for name in text.split(",")]
     return list(dict.fromkeys(_owner(name) for name in names if name.removeprefix("team:")))
 
 

@@ -41,24 +41,24 @@ def column_lineage(
     if masked is None:
         return None
     # Spark compares names without case, so a table may have kept an earlier spelling.
-    known = {column.name.lower(): column.name for column in version.table.columns}
-    certain = {name: known[name] for name in known.keys() - computed - masked}
+    names = {column.name.lower(): column.name for column in version.table.columns}
+    certain = {name: names[name] for name in names.keys() - computed - masked}
     source = source_table_key(loaded.name, loaded.spec.spec.source.config.id, write.source)
-    found = {
+    dependencies = {
         name: [dg.TableColumnDep(source, certain[name.lower()])]
         for name, _ in write.columns
         if name.lower() in certain
     }
-    return dg.TableColumnLineage(found) if found else None
+    return dg.TableColumnLineage(dependencies) if dependencies else None
 
 
 def _computed(spec: Spec) -> set[str] | None:
     """Return the names, in lower case, of the columns that processors compute; None if they may compute any."""
     computed: set[str] = set()
-    for one in spec.processors:
-        if isinstance(one, SqlProcessor):
-            computed |= {target.partition(".")[2].lower() for target in one.set}
-        elif not isinstance(one, FilterProcessor):
+    for processor in spec.processors:
+        if isinstance(processor, SqlProcessor):
+            computed |= {target.partition(".")[2].lower() for target in processor.set}
+        elif not isinstance(processor, FilterProcessor):
             return None
     return computed
 

@@ -71,8 +71,8 @@ def _preview(
 ) -> None:
     """Log observations of `changes` with what the current processors would make of the ranges."""
     for number in ranges:
-        made = preview(run_context, loaded.name, number, chain_of(loaded.spec))
-        context.log_event(observation(loaded.name, made))
+        previewed = preview(run_context, loaded.name, number, chain_of(loaded.spec))
+        context.log_event(observation(loaded.name, previewed))
 
 
 def _materialize(

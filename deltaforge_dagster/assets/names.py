@@ -154,7 +154,7 @@ def tables_name(pipeline: str) -> str:
 
 def table_partition(table: str) -> str:
     """Return the partition of a table; characters that Dagster refuses are percent-encoded."""
-    return _REFUSED.sub(lambda found: f"%{ord(found[0]):02X}", table)
+    return _REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", table)
 
 
 def table_of(partition: str) -> str:

@@ -97,13 +97,13 @@ def recorded(
     instance: dg.DagsterInstance, pipeline: str, asset: str, number: int
 ) -> dg.AssetMaterialization | None:
     """Return the newest materialization of a range in Dagster's event log, None if there is none."""
-    found = instance.fetch_materializations(
+    page = instance.fetch_materializations(
         dg.AssetRecordsFilter(
             asset_key=asset_key(pipeline, asset), asset_partitions=[partition_key(number)]
         ),
         limit=1,
     )
-    return found.records[0].asset_materialization if found.records else None
+    return page.records[0].asset_materialization if page.records else None
 
 
 def _is_recorded(instance: dg.DagsterInstance, pipeline: str, publication: Publication) -> bool:
