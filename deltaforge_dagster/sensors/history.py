@@ -116,7 +116,7 @@ def forget_events(
     if not isinstance(storage, SqlEventLogStorage):
         return 0
     gone = 0
-    for asset in (one.to_string() for one in assets):
+    for asset in (key.to_string() for key in assets):
         with storage.index_connection() as connection:
             gone += _forget_materializations(connection, asset, partition)
             _forget_evaluations(connection, asset, datetime.fromtimestamp(before, UTC))

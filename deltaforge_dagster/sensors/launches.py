@@ -133,8 +133,8 @@ def _cause(instance: dg.DagsterInstance, run_id: str) -> str:
     """Return why a run was not started: the first sentence of Dagster's last error about it."""
     cause = f"see the page of run {run_id[:8]}"
     for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.ENGINE_EVENT):
-        for entry in instance.all_logs(run_id, of_type=kind):
-            event = entry.dagster_event
+        for record in instance.all_logs(run_id, of_type=kind):
+            event = record.dagster_event
             if event is None:
                 continue
             if not event.is_engine_event:

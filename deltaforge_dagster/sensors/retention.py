@@ -137,11 +137,13 @@ def _delete_history(
     if row is None:
         return runs, 0
     first = kept[0].range if kept else row.next_range
-    keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints.read(loaded.name))]
+    keys = [
+        asset_key(loaded.name, asset) for asset in (CHANGES, *store.checkpoints.read(loaded.name))
+    ]
     keys.append(health_key(loaded.name))
     keys += [
-        lake_table_key(loaded.name, one.sink, one.write.source)
-        for one in store.lake_commits.tables(loaded.name)
+        lake_table_key(loaded.name, stored.sink, stored.write.source)
+        for stored in store.lake_commits.tables(loaded.name)
     ]
     return runs, forget_events(instance, keys, partition_key(first), oldest)
 

@@ -48,11 +48,11 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
     def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
-                now = current(instance, opened.store, loaded)
-                if isinstance(now, dg.SkipReason):
-                    return now
-                found = due_snapshot_run(instance, opened.store, now)
-                return found or dg.SkipReason("no snapshot is requested")
+                pipeline = current(instance, opened.store, loaded)
+                if isinstance(pipeline, dg.SkipReason):
+                    return pipeline
+                answer = due_snapshot_run(instance, opened.store, pipeline)
+                return answer or dg.SkipReason("no snapshot is requested")
         except DeltaforgeError as error:
             return dg.SkipReason(str(error))
 
@@ -103,7 +103,7 @@ def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -
             return f"run {run.run_id[:8]} is reading"
         instance.report_run_failed(run, "the run's process is gone: it shows no sign of life")
         return None
-    failed = list(takewhile(lambda one: one.dagster_run.is_failure, records))
+    failed = list(takewhile(lambda record: record.dagster_run.is_failure, records))
     if failed:
         left = PAUSES_SECONDS[len(failed) - 1] - (time.time() - (newest.end_time or 0.0))
         if left > 0:

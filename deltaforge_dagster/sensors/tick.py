@@ -107,9 +107,9 @@ def tick(
     lease = store.leases.get(loaded.name)
     held = lease is not None and lease.held_at(store.now())
     if remaining or held:
-        found = _report_source(instance, store, loaded, None)
+        state = _report_source(instance, store, loaded, None)
         holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
-        return _skip(found, f"run {str(holder)[:8]} is working on it")
+        return _skip(state, f"run {str(holder)[:8]} is working on it")
     if lease is not None:
         end_left_tasks(lease)
     next_look = _next_look(store, loaded)
@@ -120,7 +120,7 @@ def tick(
         watching = room.watch(instance, build_source, began)
     with watching as watch:  # begins before the look: what is committed from now on is seen
         work = _find_work(store, loaded, build_source, problem, next_look)
-        found = _report_source(instance, store, loaded, build_source)
+        state = _report_source(instance, store, loaded, build_source)
         if (
             watch is not None
             and isinstance(work, NoWork)
@@ -134,7 +134,7 @@ def tick(
         return dg.RunRequest(
             job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
         )
-    return _skip(found, work.detail if isinstance(work, NoWork) else str(work))
+    return _skip(state, work.detail if isinstance(work, NoWork) else str(work))
 
 
 def _find_work(
@@ -163,9 +163,11 @@ def _next_look(store: StateStore, loaded: LoadedPipeline) -> float:
     return get_next_cron_tick(options.schedule, datetime.fromtimestamp(now, UTC), None).timestamp()
 
 
-def _skip(found: Health, detail: str) -> dg.SkipReason:
+def _skip(state: Health, detail: str) -> dg.SkipReason:
     """Return why no run is started, with errors first, so that the list of ticks shows them."""
-    errors = [f"{NOT_WELL}{one.line}" for one in found.problems if one.severity == "error"]
+    errors = [
+        f"{NOT_WELL}{problem.line}" for problem in state.problems if problem.severity == "error"
+    ]
     return dg.SkipReason(
         "; ".join([*errors, *([] if errors and detail in errors[0] else [detail])])
     )
@@ -189,18 +191,18 @@ def _report_source(
     Returns:
         The health of the pipeline.
     """
-    now = health(store, loaded)
-    report_change(instance, source_evaluation(loaded.name, now.uncaptured))
-    report_health(instance, store, loaded.name, now)
+    state = health(store, loaded)
+    report_change(instance, source_evaluation(loaded.name, state.uncaptured))
+    report_health(instance, store, loaded.name, state)
     row = store.pipelines.get(loaded.name)
-    lacks = [] if row is None else [one.text for one in findings_of(row)]
+    lacks = [] if row is None else [finding.text for finding in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
-        return now
+        return state
     with closing(build_source()) as source:
-        found = preflight(source, store, loaded)
-    report_change(instance, preflight_evaluation(loaded.name, found))
+        findings = preflight(source, store, loaded)
+    report_change(instance, preflight_evaluation(loaded.name, findings))
     _preflighted[loaded.name] = lacks
-    return now
+    return state
 
 
 _preflighted: dict[str, list[str]] = {}
@@ -220,10 +222,10 @@ def _publish(
         return
     newest = store.ranges.read(pipeline, limit=1, newest_first=True)
     due_by = (
-        [(one.range, one.state) for one in newest],
+        [(range_row.range, range_row.state) for range_row in newest],
         [
-            (sink, one.segment, one.complete, one.first_segment)
-            for sink, one in sorted(store.checkpoints.read(pipeline).items())
+            (sink, checkpoint.segment, checkpoint.complete, checkpoint.first_segment)
+            for sink, checkpoint in sorted(store.checkpoints.read(pipeline).items())
         ],
     )
     if _published.get(row.uid) != due_by:
