@@ -64,10 +64,10 @@ def _problem(answer: dict[str, dict[str, dict[str, object]]]) -> str | None:
     reloaded = answer["data"]["reloadWorkspace"]
     if reloaded["__typename"] != "Workspace":
         return str(reloaded.get("message", reloaded["__typename"]))
-    entries = reloaded["locationEntries"]
-    assert isinstance(entries, list)
-    for entry in entries:
-        location = entry["locationOrLoadError"]
+    code_locations = reloaded["locationEntries"]
+    assert isinstance(code_locations, list)
+    for code_location in code_locations:
+        location = code_location["locationOrLoadError"]
         if location is not None and location["__typename"] == "PythonError":
-            return f"{entry['name']}: {location['message']}"
+            return f"{code_location['name']}: {location['message']}"
     return None

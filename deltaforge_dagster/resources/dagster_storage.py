@@ -41,9 +41,9 @@ class PooledPostgresStorage(DagsterPostgresStorage):
             should_autocreate_tables=config_value.get("should_autocreate_tables", True),
             token_provider=token_provider,
         )
-        for one in (storage._run_storage, storage._event_log_storage, storage._schedule_storage):
-            one._engine = create_pg_engine(  # noqa: SLF001  # Dagster has no setting for it
-                one.postgres_url,
+        for part in (storage._run_storage, storage._event_log_storage, storage._schedule_storage):
+            part._engine = create_pg_engine(  # noqa: SLF001  # Dagster has no setting for it
+                part.postgres_url,
                 token_provider,
                 isolation_level="AUTOCOMMIT",
                 pool_pre_ping=True,

@@ -204,10 +204,10 @@ class SparkSessions:
         another; DeltaForge sends none. Spark decides whether a session is isolated with its first request, even if that
         request is to change it. So it is changed in another session, and that is cloned.
         """
-        told = self._connect(str(uuid.uuid4()))
-        told.conf.set(_ISOLATED, "false")
-        told.client.clone(session_id).close()
-        self._release(told)
+        template = self._connect(str(uuid.uuid4()))
+        template.conf.set(_ISOLATED, "false")
+        template.client.clone(session_id).close()
+        self._release(template)
 
     def _connect(self, session_id: str) -> SparkSession:
         # The server identifies a session by user and id, and the user must not depend on who
@@ -240,7 +240,7 @@ class SparkSessions:
 
     def _disconnect(self, session: SparkSession) -> None:
         with self._channels:
-            self._connected = [one for one in self._connected if one is not session]
+            self._connected = [other for other in self._connected if other is not session]
         session.client.close()
 
     def _remote(self) -> str:

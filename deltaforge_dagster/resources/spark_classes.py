@@ -46,8 +46,8 @@ def archive(java: Path) -> Path:
     """Return where the archive is, or would be, for a Java's home directory and the installed PySpark."""
     digest = hashlib.sha256()
     for file in (java / "bin" / "java", *_jars()):
-        found = file.stat()
-        digest.update(f"{file} {found.st_size} {found.st_mtime_ns} ".encode())
+        stat = file.stat()
+        digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns} ".encode())
     return _folder() / f"{_prefix()}{digest.hexdigest()[:16]}.jsa"
 
 
@@ -66,9 +66,9 @@ def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
     target = archive(java)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
+        draft = Path(folder) / target.name
         command = [str(java / "bin" / "java"), "-Xshare:dump", *options]
-        command += [f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={made}"]
+        command += [f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={draft}"]
         answer = subprocess.run(  # noqa: S603 - the Java that was found
             [*command, "-cp", class_path()],
             stdin=subprocess.DEVNULL,
@@ -76,14 +76,14 @@ def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
             text=True,
             check=False,
         )
-        if answer.returncode or not made.is_file():
+        if answer.returncode or not draft.is_file():
             last = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
             raise SparkUnavailable(f"{java} makes no archive of classes: {''.join(last)}")
-        with made.open("rb") as file:
+        with draft.open("rb") as file:
             os.fsync(file.fileno())  # Java crashes with an empty one
         for old in target.parent.glob(f"{_prefix()}*.jsa"):
             old.unlink(missing_ok=True)
-        made.replace(target)
+        draft.replace(target)
 
 
 def _folder() -> Path:

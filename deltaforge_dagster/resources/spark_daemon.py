@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 # Before pyspark is imported; the search for this module has already opened the archives.
-for _archive in [one for one in sys.path if one.endswith((".zip", ".jar"))]:
+for _archive in [path for path in sys.path if path.endswith((".zip", ".jar"))]:
     sys.path.remove(_archive)
     sys.path_importer_cache.pop(_archive, None)
 

@@ -440,8 +440,8 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
     server.wait_until(lambda: _listens(port), _START_SECONDS)
     descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        found = {"pid": os.getpid(), "port": port, "token": token, "jars": options.jars}
-        json.dump(found, file)
+        content = {"pid": os.getpid(), "port": port, "token": token, "jars": options.jars}
+        json.dump(content, file)
     return server
 
 
