@@ -55,9 +55,11 @@ class ApiContext:
         Those that have run and have no file any more are among them, as broken ones.
         """
         with self._lock:
-            found = self._files.installed(self.store)
-        gone = without_file(self.store.pipelines.read(), found)
-        return sorted([*found, *gone], key=lambda one: one.name) if gone else found
+            pipelines = self._files.installed(self.store)
+        gone = without_file(self.store.pipelines.read(), pipelines)
+        return (
+            sorted([*pipelines, *gone], key=lambda pipeline: pipeline.name) if gone else pipelines
+        )
 
     def pipeline(self, name: str) -> AnyPipeline:
         """Return one pipeline.
@@ -65,9 +67,9 @@ class ApiContext:
         Raises:
             PipelineNotFound: There is no pipeline of that name.
         """
-        for one in self.pipelines():
-            if one.name == name:
-                return one
+        for pipeline in self.pipelines():
+            if pipeline.name == name:
+                return pipeline
         raise PipelineNotFound(name)
 
     def loaded(self, name: str) -> LoadedPipeline:
@@ -77,10 +79,10 @@ class ApiContext:
             PipelineNotFound: There is no pipeline of that name.
             PipelineBroken: Its file or document has problems.
         """
-        found = self.pipeline(name)
-        if isinstance(found, BrokenPipeline):
-            raise PipelineBroken(found)
-        return found
+        pipeline = self.pipeline(name)
+        if isinstance(pipeline, BrokenPipeline):
+            raise PipelineBroken(pipeline)
+        return pipeline
 
 
 def _context(request: Request) -> ApiContext:

@@ -154,7 +154,9 @@ def _ours(_request: Request, error: Exception) -> JSONResponse:
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # Without the values, which may be secrets.
-    problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+    problems = [
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+    ]
     return _answer(HTTPStatus.BAD_REQUEST, BadRequest.code, "; ".join(problems))
 
 

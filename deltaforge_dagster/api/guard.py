@@ -161,10 +161,10 @@ class Guard:
         return self._guesses.allows(address)
 
     def _knows_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
         assert self._token is not None
         # Header values were decoded as Latin-1; a token with other characters was sent as UTF-8.
-        same = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        same = hmac.compare_digest(credentials.strip().encode("latin-1"), self._token)
         return scheme.lower() == "bearer" and same
 
 

@@ -117,5 +117,5 @@ class _Snapshot(Collector):
 def metrics(request: Request, context: Context) -> Response:
     """Return all metrics in Prometheus text format, or as OpenMetrics if the client accepts that."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    found = list(collect(context.store, context.pipelines(), _requests.series()))
-    return Response(encode(_Snapshot([*found, *_process.collect()])), media_type=content_type)
+    families = list(collect(context.store, context.pipelines(), _requests.series()))
+    return Response(encode(_Snapshot([*families, *_process.collect()])), media_type=content_type)

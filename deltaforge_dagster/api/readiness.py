@@ -37,7 +37,10 @@ class Readiness:
     def check(self) -> None:
         """Log what has changed since the last call; on the first call, log everything."""
         try:
-            now = [(one, health(self._context.store, one)) for one in self._context.pipelines()]
+            states = [
+                (pipeline, health(self._context.store, pipeline))
+                for pipeline in self._context.pipelines()
+            ]
         except DeltaforgeError as error:
             self._turned(mask(str(error)))
             return
@@ -45,9 +48,9 @@ class Readiness:
             logger.exception("checking the pipelines failed")
             return
         self._turned(None)
-        for pipeline, found in now:
-            self._pipeline(pipeline, found)
-        for name in self._seen.keys() - {one.name for one, _ in now}:
+        for pipeline, state in states:
+            self._pipeline(pipeline, state)
+        for name in self._seen.keys() - {pipeline.name for pipeline, _ in states}:
             del self._seen[name]
             logger.info("the pipeline is gone", extra={"fields": {"pipeline": name}})
 

@@ -44,7 +44,9 @@ def info(store: StateStore, pipeline: AnyPipeline) -> PipeInfo:
 
 def troubles(now: Health) -> list[Trouble]:
     """Return a pipeline's problems, with secrets masked."""
-    return [Trouble(**{**one.to_json(), "text": mask(one.text)}) for one in now.problems]
+    return [
+        Trouble(**{**problem.to_json(), "text": mask(problem.text)}) for problem in now.problems
+    ]
 
 
 def shown(spec: PipelineSpec) -> dict[str, Any]:
@@ -66,14 +68,20 @@ def ops(context: ApiContext, name: str) -> Ops | None:
         return None
     now = store.now()
     sinks = store.checkpoints.read(name).values()
-    attached = [sink_lag_seconds(store, row, one, now) for one in sinks if one.attached]
+    attached = [
+        sink_lag_seconds(store, row, checkpoint, now) for checkpoint in sinks if checkpoint.attached
+    ]
     log, early = store.pipelines.source_log(name), store.pipelines.early_confirmation(name)
     return Ops(
         lag_seconds=max(attached, default=None),
         dlq_entries=store.dead_letters.depth(name).entries,
-        sink_errors={one.sink: mask(one.error_line) for one in sinks if one.error_line},
+        sink_errors={
+            checkpoint.sink: mask(checkpoint.error_line)
+            for checkpoint in sinks
+            if checkpoint.error_line
+        },
         uptime_seconds=_uptime(context, name, now),
-        checkpoints=[_checkpoint(one, now) for one in sinks],
+        checkpoints=[_checkpoint(checkpoint, now) for checkpoint in sinks],
         source_log=None if log is None else LogState(**asdict(log)),
         confirmed_early=None if early is None else EarlyConfirmed(**asdict(early)),
     )
