@@ -69,21 +69,21 @@ class Failover:
         logger.warning(
             "source %s is another server now (%s, was %s)", self._source_id, identity, previous
         )
-        found = source.relocate(start, previous)
+        position = source.relocate(start, previous)
         deltas = self._deltas(source)
         self._refuse(deltas)
-        self._lease.write(lambda writer: self._record(writer, previous, identity, found, deltas))
-        return found
+        self._lease.write(lambda writer: self._record(writer, previous, identity, position, deltas))
+        return position
 
     def _record(
-        self, writer: FencedWriter, previous: str, identity: str, found: Position, deltas: Deltas
+        self, writer: FencedWriter, previous: str, identity: str, position: Position, deltas: Deltas
     ) -> None:
-        writer.pipeline.set_captured(found.to_json())
+        writer.pipeline.set_captured(position.to_json())
         writer.failovers.reconciled(
             self._source_id,
             previous=previous,
             identity=identity,
-            position=found.to_json(),
+            position=position.to_json(),
             deltas=deltas,
         )
 
@@ -101,16 +101,18 @@ class Failover:
             if now is not None and name not in existing:
                 continue  # it exists, but is no longer captured
             deltas[newest.db, name] = differences(newest, now)
-            if now is not None and any(not differences(one, now) for one in versions):
+            if now is not None and any(not differences(version, now) for version in versions):
                 deltas[newest.db, name] = []  # equal to an earlier version
         return deltas
 
     def _refuse(self, deltas: Mapping[tuple[str, str], list[str]]) -> None:
-        changed = {name: found for (_, name), found in deltas.items() if found}
+        changed = {name: changes for (_, name), changes in deltas.items() if changes}
         if not changed:
             return
-        text = "; ".join(f"{name}: {', '.join(found)}" for name, found in sorted(changed.items()))
-        if any(delta.startswith(_KEY_CHANGED) for found in changed.values() for delta in found):
+        text = "; ".join(
+            f"{name}: {', '.join(changes)}" for name, changes in sorted(changed.items())
+        )
+        if any(delta.startswith(_KEY_CHANGED) for changes in changed.values() for delta in changes):
             raise SourceMisconfigured(
                 f"source {self._source_id} is another server now, and keys changed: {text}. "
                 "Restore the keys, or capture these tables with a new pipeline"
@@ -129,13 +131,13 @@ def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
         return ["table_dropped"]
     old = {column.name: column.data_type for column in before.columns}
     new = {column.name: column.data_type for column in now.columns}
-    found = [f"column_added {name}" for name in new if name not in old]
-    found += [f"column_dropped {name}" for name in old if name not in new]
-    found += [
+    deltas = [f"column_added {name}" for name in new if name not in old]
+    deltas += [f"column_dropped {name}" for name in old if name not in new]
+    deltas += [
         f"column_type_changed {name}"
         for name in old
         if new.get(name) and old[name] != new[name]  # a source may not know a column's type
     ]
     if set(before.primary_key) != set(now.primary_key):
-        found.append(f"{_KEY_CHANGED} ({', '.join(now.primary_key) or 'none'})")
-    return found
+        deltas.append(f"{_KEY_CHANGED} ({', '.join(now.primary_key) or 'none'})")
+    return deltas

@@ -146,7 +146,9 @@ class SinkMeter:
         sink, tally = self._sink, self._tally
         tally.add(families.SINK_EVENTS, messages, sink=sink)
         tally.add(families.SINK_BATCHES, sink=sink)
-        tally.add(families.SINK_BYTES, sum(one.column("value").nbytes for one in parts), sink=sink)
+        tally.add(
+            families.SINK_BYTES, sum(part.column("value").nbytes for part in parts), sink=sink
+        )
         tally.observe(families.SINK_LATENCY, seconds, sink=sink)
         self._latencies.append(seconds)
 
@@ -225,9 +227,9 @@ class SinkMeter:
         if not segments:
             return self.drain()
         now = time.time()
-        for one in segments[:-1]:
-            if one.received_at is not None:
-                self._tally.observe(families.E2E_LATENCY, max(0.0, now - one.received_at))
+        for segment in segments[:-1]:
+            if segment.received_at is not None:
+                self._tally.observe(families.E2E_LATENCY, max(0.0, now - segment.received_at))
         return self.acknowledged(segments[-1], complete=True)
 
     def committed(self, segment: SegmentRow, seconds: float, failures: int) -> None:

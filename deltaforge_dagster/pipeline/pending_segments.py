@@ -40,8 +40,8 @@ class Chosen:
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
         """Return the segments from `first` to `last`, both included."""
-        found = (row for row in self.rows if first is None or row.segment >= first)
-        return [row for row in found if last is None or row.segment <= last][:limit]
+        rows = (row for row in self.rows if first is None or row.segment >= first)
+        return [row for row in rows if last is None or row.segment <= last][:limit]
 
 
 class PendingSegments:
@@ -60,8 +60,8 @@ class PendingSegments:
 
     def segment(self, number: int) -> SegmentRow | None:
         """Return a segment, None if it does not exist or is not ready."""
-        found = self.segments(first=number, last=number)
-        return found[0] if found else None
+        rows = self.segments(first=number, last=number)
+        return rows[0] if rows else None
 
     def segments(
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
