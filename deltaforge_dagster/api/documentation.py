@@ -71,7 +71,8 @@ def _call(method: str, path: str, call: Mapping[str, Any]) -> Iterator[str]:
         for parameter in parameters:
             needed = "required" if parameter.get("required") else "optional"
             yield (
-                f"<tr><td><code>{html.escape(parameter['name'])}</code><td>{html.escape(parameter['in'])}, {needed}"
+                f"<tr><td><code>{html.escape(parameter['name'])}</code>"
+                f"<td>{html.escape(parameter['in'])}, {needed}"
                 f"<td>{_inline(parameter.get('description', ''))}"
             )
         yield "</table>"

@@ -92,7 +92,10 @@ def sample(preview: Preview) -> Grid:
 
 def sentence(preview: Preview) -> str:
     """Return the result of a preview in one sentence."""
-    summary = f"range {preview.range}: {pluralize(preview.events_in, 'event')} in, {preview.events_out:,} out"
+    summary = (
+        f"range {preview.range}: {pluralize(preview.events_in, 'event')} in, "
+        f"{preview.events_out:,} out"
+    )
     if preview.difference.equal:
         return f"{summary}; the same as sinks get"
     total = totals(preview)

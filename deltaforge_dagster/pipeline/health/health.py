@@ -276,13 +276,13 @@ def capture_failed(
     row = store.pipelines.get(name)
     if row is None:
         return
-    failure = failure_of(row)
+    recorded = failure_of(row)
     subject = _subject(error)
-    if by == "tick" and failure is not None and failure.by == "run":
-        same = failure.subject == subject and failure.next_attempt_at is not None
-        if not (same or _passes(failure)):
+    if by == "tick" and recorded is not None and recorded.by == "run":
+        same = recorded.subject == subject and recorded.next_attempt_at is not None
+        if not (same or _passes(recorded)):
             return
-    since = failure.since if failure is not None and failure.subject == subject else store.now()
+    since = recorded.since if recorded is not None and recorded.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
     text = with_restart_hint(store, name, error)
     store.pipelines.set_failure(

@@ -345,8 +345,8 @@ class _File:
             return
         if identity != self._identity:
             raise StoreLost(
-                f"state store {self._path}: the file was {'removed' if identity is None else 'replaced'} "
-                "while this process worked with it, so it ends; bring the file back "
+                f"state store {self._path}: the file was "
+                f"{'removed' if identity is None else 'replaced'} while this process worked with it, so it ends; bring the file back "
                 "(deltaforge state restore), then start again"
             )
 
