@@ -62,7 +62,7 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
 
 
 def go_on_command(pipeline: str, sink: str, state: Attachment) -> str:
-    """Return the command that lets a paused or detached sink go on."""
+    """Return the command that resumes a paused sink or attaches a detached one."""
     word = "attach" if state == "detached" else "resume"
     return f"deltaforge sink {word} {pipeline} {sink}"
 
@@ -85,7 +85,8 @@ def committed_position(
         pipeline: Its row.
         checkpoints: Its sinks' checkpoints.
         holds: Its holds.
-        undelivered: Whether the source may also discard what is in the journal only (`confirm: auto` takes effect).
+        undelivered: Whether the source may also discard changes that only the journal has, because
+            `confirm: auto` has taken effect.
     """
     captured = _before(_parse(pipeline.captured_position), holds)
     if undelivered or spec.spec.engine.journal.confirm == "captured":

@@ -1,7 +1,7 @@
 """Failover: check, each time before a source is read, whether it is still the same server.
 
-Behind an unchanged DSN there may be another server one day: a promoted replica, a restored copy, an
-upgraded cluster. Then the source determines where reading resumes, or that it cannot; every table is
+The server behind an unchanged DSN may change: to a promoted replica, a restored copy or an upgraded
+cluster. Then the source determines where reading resumes, or that it cannot; every table is
 compared with the version with which its rows were last decoded; and the result is recorded. A table
 whose primary key has changed stops the pipeline, because consumers would mistake its rows for others.
 `on_schema_drift: halt` stops it for every difference; `adapt` continues, since rows are decoded with the
@@ -52,7 +52,7 @@ class Failover:
         self._on_schema_drift = on_schema_drift
 
     def start(self, source: Source, start: Position) -> Position:
-        """Return where reading resumes: at `start`, or at the equivalent position on a server that replaced the other.
+        """Return where reading resumes: at `start`, or at the equivalent position on a new server.
 
         Raises:
             PositionLost: The log after `start` cannot be read on this server.
@@ -88,7 +88,7 @@ class Failover:
         )
 
     def _deltas(self, source: Source) -> Deltas:
-        """Compare each table that was ever captured with what it is on this server."""
+        """Compare each table that was ever captured with its definition on this server."""
         existing = set(source.tables())
         deltas: Deltas = {}
         for versions in self._store.schemas.versions(self._lease.pipeline):
@@ -126,7 +126,7 @@ class Failover:
 
 
 def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
-    """Return the differences of two table versions, one text each: the kind of difference and the column."""
+    """Return the differences of two table versions as texts: kind of difference and column."""
     if now is None:
         return ["table_dropped"]
     old = {column.name: column.data_type for column in before.columns}

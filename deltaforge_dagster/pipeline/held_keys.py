@@ -5,8 +5,8 @@ key touches the old and the new one; a TRUNCATE touches every key of its table. 
 keys is held, and then its other keys are held as well, since later changes must not overtake it. A change of
 a table without a primary key cannot be assigned to a row, so it waits only behind a TRUNCATE.
 
-A key is held from the place of its first entry in the queue: if a sink's checkpoint was moved back, changes
-before that place pass.
+A key is held from the offset of its first entry in the queue: if a sink's checkpoint was moved
+back, changes before that offset pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from deltaforge_dagster.state.records import DeadLetterRow
 
 Place = tuple[int, int]
-"""Segment and ordinal."""
+"""The offset of a change in the journal: segment and ordinal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class HeldKeys:
         }
 
     def hold(self, offset: Place, keys: Keys) -> bool:
-        """Hold the keys of a change at a place; return whether any of them was not held before."""
+        """Hold the keys of a change at an offset; return whether any of them was not yet held."""
         held = self._keys.setdefault(keys.table, {})
         before = len(held) + len(self._tables)
         for key in keys.keys:
@@ -85,7 +85,7 @@ class HeldKeys:
         return len(held) + len(self._tables) > before
 
     def holds(self, offset: Place, keys: Keys) -> bool:
-        """Return whether a change at a place must wait."""
+        """Return whether a change at an offset must wait."""
         held = self._keys.get(keys.table, {})
         starts = [held[key] for key in (held if keys.whole else keys.keys) if key in held]
         if keys.table in self._tables:

@@ -37,7 +37,11 @@ def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
 def _wait_from(
     start: int, held: HeldKeys, segment: int, rows: pa.RecordBatch, indexes: list[int]
 ) -> int | None:
-    """Find the rows that wait, up to one that holds further keys; return the index after it, None at the end."""
+    """Add the rows that wait to `indexes`, up to the first one that holds further keys.
+
+    Returns:
+        The index after that row; None at the end of the rows.
+    """
     candidates = start + np.flatnonzero(_candidates(held, rows.slice(start)))
     for index, keys in zip(candidates.tolist(), keys_of(rows, candidates), strict=True):
         offset = (segment, cast("int", rows.column("ordinal")[index].as_py()))
@@ -67,7 +71,7 @@ def _candidates(held: HeldKeys, rows: pa.RecordBatch) -> _Mask:
 
 
 def keys_of(rows: pa.RecordBatch, indexes: Sequence[int] | npt.NDArray[np.int64]) -> list[Keys]:
-    """Return the keys of some changes, given by their index, with the columns `COLUMNS`."""
+    """Return the keys of the changes at these indexes; `rows` has the columns `COLUMNS`."""
     chosen = rows.take(pa.array(indexes, pa.int64()))
     moved, old = changed_keys(chosen)
     before = dict(zip(moved.tolist(), old.to_pylist(), strict=True))

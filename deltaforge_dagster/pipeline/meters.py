@@ -26,7 +26,7 @@ _OUTBOX_DROPPED = "outbox_dropped:"
 
 
 Versions: TypeAlias = "set[tuple[str, str]]"
-"""Tables and their versions that a run has met."""
+"""Pairs of a table and a version of it that a run has captured."""
 
 
 def captured(source: str, segment: WrittenSegment, now: float, met: Versions) -> Tally:
@@ -137,7 +137,7 @@ class SinkMeter:
         self._began = time.monotonic()
 
     def sent(self, parts: Sequence[pa.RecordBatch]) -> None:
-        """Count a batch (`SinkBatch.parts`), or what of it has arrived."""
+        """Count a batch (`SinkBatch.parts`), or the part of it that has arrived."""
         seconds = time.monotonic() - self._began
         self._spent += seconds
         messages = sum(part.num_rows for part in parts)
@@ -204,7 +204,7 @@ class SinkMeter:
         self._tally.add(families.DLQ_WRITE_FAILURES)
 
     def panicked(self) -> None:
-        """Count a defect."""
+        """Count a defect of the program."""
         self._tally.add(families.PANICS)
 
     def acknowledged(self, segment: SegmentRow, *, complete: bool) -> Tally:

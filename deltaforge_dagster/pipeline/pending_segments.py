@@ -73,7 +73,10 @@ class PendingSegments:
         return [row.delivered for row in rows]
 
     def reached(self, captured: str) -> str:
-        """Return the position up to which segments are ready: the captured one, or the start of the first that is not."""
+        """Return the position up to which segments are ready.
+
+        This is the captured position, or the start of the first segment that is not ready.
+        """
         if self._chained:
             for row in self._store.segments.read(self._pipeline):
                 if row.chain_hash is None:

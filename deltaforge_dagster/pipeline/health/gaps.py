@@ -1,7 +1,9 @@
-"""What sinks lack because the source's log lacks a part of a table's changes (`state.gaps`), and what gives it to them.
+"""Which sinks lack rows because the source's log lacks changes (`state.gaps`), and the remedy.
 
-A table of a sink is loaded again (`deltaforge resync`), because it may have rows that are gone. Other sinks get the rows that
-there are, by a snapshot of the table. A gap is over for a sink once a snapshot that does this is in the journal.
+A sink that writes tables needs the table to be loaded again (`deltaforge resync`), because it may
+contain rows that no longer exist. For other sinks, and for a table that the log got only later, a
+snapshot of the table delivers the rows that exist. A gap is over for a sink once such a snapshot is
+in the journal.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ class Lack:
     """Sinks that lack a table's rows.
 
     Attributes:
-        gap: Why.
+        gap: Why they lack them.
         text: What is missing, and where.
-        remedy: The commands that give it to them; empty if that is under way.
+        remedy: The commands that deliver what is missing; empty if that is under way, or if an
+            earlier `Lack` has the commands.
     """
 
     gap: Gap
@@ -42,7 +45,8 @@ def sinks_that_lack(
 ) -> Iterator[Lack]:
     """Yield what sinks lack of tables with gaps.
 
-    Only the first one has a remedy, for all tables: of several snapshots each would have to wait for the one before.
+    Only the first `Lack` has a remedy, which covers all tables: with one snapshot per table, each
+    would have to wait for the one before.
     """
     name = spec.metadata.name
     snapshots = store.snapshots.read(name)

@@ -60,7 +60,7 @@ _SINK, _SINKS = "sink ", "sinks "
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 _SCHEDULED_SECONDS = 25 * 3600.0
-"""For so long after a tick, something works on a pipeline whose schedule is not at hand."""
+"""How long after its last tick a scheduled pipeline counts as at work in another process."""
 _DANGER_SECONDS = 3600.0
 """Health warns when log that is needed is discarded within this time, at the present rate."""
 _RETENTION_SECONDS = 3 * 3600.0
@@ -75,9 +75,10 @@ class HealthProblem:
         subject: The part concerned: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
         severity: `error` when changes are not captured or not delivered, or about to be lost.
         text: What is wrong, in a sentence; no secret, no value of a row.
-        remedy: Commands or statements to run one after the other as they stand; empty where the text says what to do.
-        since: When it was first met; None if unknown.
-        next_attempt_at: When it is automatically tried again; None if somebody must fix it.
+        remedy: Commands or statements to run one after the other as they stand; empty where the
+            text says what to do.
+        since: When it first occurred; None if unknown.
+        next_attempt_at: When there is another automatic attempt; None if somebody must fix it.
     """
 
     subject: str
@@ -105,8 +106,9 @@ class Health:
         status: The desired state, or `failed` if changes are not captured although they should be.
         problems: What is wrong: errors first, and among them those that prevent capture.
         seen_at: When a run or a tick last worked on it; None if none ever did.
-        log: What was last seen of the source's log; None if nobody has looked.
-        early: That the log is confirmed before changes are delivered; None if it is not.
+        log: What was last seen of the source's log; None if it was never checked.
+        early: Since when and why the log is confirmed before changes are delivered; None if it is
+            not.
     """
 
     status: Status
@@ -129,7 +131,7 @@ class Health:
 
     @property
     def uncaptured(self) -> HealthProblem | None:
-        """The first error that prevents capture; None if there is none, or if nothing should be captured."""
+        """The first error that prevents capture; None if there is none, or capture is not desired."""
         return self.problems[0] if self.status == "failed" else None
 
 
@@ -172,7 +174,7 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
 
 
 def health_without_file(store: StateStore, row: PipelineRow) -> Health:
-    """Return the health of a pipeline of which it is not known which file it had.
+    """Return the health of a pipeline from the state store alone, because its last file is unknown.
 
     Raises:
         StoreUnavailable: The store cannot be asked.
@@ -181,7 +183,10 @@ def health_without_file(store: StateStore, row: PipelineRow) -> Health:
 
 
 def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPipeline) -> Health:
-    """Return the health of a pipeline whose file is not there: failed, unless somebody elsewhere works with it."""
+    """Return the health of a pipeline whose file is missing.
+
+    It has failed, unless another process, which can load the file, works on it.
+    """
     last = last_spec(store, row)
     if _is_at_work(store, row, last):
         note = f"{missing.error}, seen from here; {_REPORTED}"
@@ -217,7 +222,7 @@ def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) 
 
 
 def _with_note(state: Health, text: str) -> Health:
-    """Return a health with a warning about the file behind its other problems."""
+    """Return a health with a warning about the file added after its other problems."""
     return replace(state, problems=(*state.problems, HealthProblem("file", "warning", text)))
 
 
@@ -226,7 +231,7 @@ def _ago(seconds: float) -> str:
 
 
 def remedy_of(name: str, kind: str) -> Commands:
-    """Return the commands of ours that fix a source failure of this kind; empty if the error itself has its remedy."""
+    """Return the `deltaforge` commands that fix a source failure of this kind; empty if none do."""
     if kind != PositionLost.kind:
         return ()
     return (f"deltaforge recover {name}",)
@@ -261,9 +266,10 @@ def capture_failed(
 ) -> None:
     """Record why capture fails.
 
-    A tick replaces neither a run's failure that somebody must fix, nor a run's failure of the journal by one of
-    the source. `since` stays that of the first of consecutive failures of the same subject (source or journal),
-    even if their messages differ.
+    A tick does not replace a failure that a run has recorded if somebody must fix it, or if the
+    run's failure is one of the journal and the tick's one of the source. `since` stays that of the
+    first of consecutive failures of the same subject (source or journal), even if their messages
+    differ.
 
     Args:
         store: Where it is recorded.
@@ -355,7 +361,10 @@ def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> floa
 def _broken_since(
     store: StateStore, broken: BrokenPipeline, row: PipelineRow | None
 ) -> float | None:
-    """Return since when a file cannot be loaded: as a tick recorded it, else since it was last changed or used."""
+    """Return since when a file cannot be loaded.
+
+    This is the time that a tick recorded, or else when the file was last changed or used.
+    """
     noted = _noted_broken(store, broken.name, row)
     if noted is not None:
         return noted
@@ -394,7 +403,9 @@ def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
 def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Return problems with each text once.
 
-    Sinks that fail for the same reason are one problem, and what a run and a tick say of the source is the run's.
+    Sinks that fail for the same reason become one problem. A problem whose text is the end of
+    another one's is dropped: a run and a tick may report the same failure of the source, the run in
+    more words.
     """
     merged: dict[tuple[str, str, Commands], HealthProblem] = {}
     for problem in problems:
@@ -493,7 +504,7 @@ def _capture(
 def _source_log(
     pipeline: str, log: SourceLog | None, early: EarlyConfirmation | None
 ) -> Iterator[HealthProblem]:
-    """Yield that the source's log is about to be discarded before it was read, or is confirmed before delivery."""
+    """Yield warnings that log may be discarded unread, or is confirmed before delivery."""
     if log is not None and (danger := _danger(log)) is not None:
         yield HealthProblem("source log", "warning", danger)
     if early is not None:
@@ -530,7 +541,7 @@ def _danger(log: SourceLog) -> str | None:
 def _journal(
     store: StateStore, row: PipelineRow, spec: PipelineSpec | None
 ) -> Iterator[HealthProblem]:
-    """Yield that the journal fills up with what sinks lack, before capture pauses."""
+    """Yield a warning that the journal fills up with what sinks lack, before capture pauses."""
     if spec is None or row.capture_pause is not None:
         return
     limit = spec.spec.engine.journal.max_bytes
@@ -571,7 +582,11 @@ def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[Health
 def _silent_since(
     row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
 ) -> float | None:
-    """Return since when a pipeline with a sensor has had neither tick nor run; None if not for unusually long."""
+    """Return since when a pipeline with a sensor has had neither tick nor run.
+
+    Returns:
+        The time; None if that is not unusually long ago.
+    """
     if spec is None or row.ticked_at is None or spec.spec.engine.dagster.schedule is not None:
         return None
     seen = _seen_at(row, lease, now)
@@ -623,7 +638,11 @@ def _delivery(
 
 
 def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
-    """Yield the tables whose older rows lack what the source has in columns that were added or got another type."""
+    """Yield tables whose older rows lack the source's values of a column.
+
+    The column was added or got another type, and the log does not contain the values of existing
+    rows.
+    """
     lacking = [stored for stored in store.lake_commits.tables(pipeline) if stored.write.lacking]
     histories = (
         {history.name: history for history in store.schemas.histories(pipeline)} if lacking else {}
@@ -649,7 +668,7 @@ def _gaps(
     spec: PipelineSpec | None,
     checkpoints: Mapping[str, CheckpointRow],
 ) -> Iterator[HealthProblem]:
-    """Yield the tables of which the source's log lacks a part, until every sink has their rows."""
+    """Yield the tables with a gap in the source's log, until every sink has their rows."""
     gaps = store.gaps.read(pipeline)
     if not gaps or spec is None:
         return

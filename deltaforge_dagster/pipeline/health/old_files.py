@@ -1,4 +1,4 @@
-"""Which lake tables still have files of earlier releases that readers other than Spark read wrongly."""
+"""Which lake tables may have files of earlier releases that only Spark reads correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
 
 _TIMESTAMP = re.compile(r"\btimestamp\b")
-"""In the type of a column: Spark calls those without a time zone `timestamp_ntz`, and never wrote them as INT96."""
+"""Matches types of columns with timestamps that may be INT96.
+
+Spark calls timestamps without a time zone `timestamp_ntz`, and never wrote these as INT96.
+"""
 
 
 def int96_findings(store: StateStore | None, loaded: LoadedPipeline) -> list[Finding]:
@@ -40,7 +43,10 @@ def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
 
 
 def _timestamps(write: TableWrite) -> list[str]:
-    """Return the columns of the source that are timestamps; our own are never outside of these years."""
+    """Return the source's timestamp columns.
+
+    DeltaForge's own columns are left out: their times are never before 1678 or after 2262.
+    """
     return [
         name
         for name, type_ in write.columns

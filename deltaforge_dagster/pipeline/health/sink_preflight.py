@@ -24,7 +24,7 @@ def preflight(
 
     Args:
         declared: The sinks, as in the file.
-        context: The pipeline, `brief`.
+        context: The pipeline; `brief` must be set.
         destinations: By sink id, the destinations of its messages; a template if they depend on changes.
     """
     with ThreadPoolExecutor(max(1, len(declared)), "preflight") as threads:

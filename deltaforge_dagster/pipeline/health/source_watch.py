@@ -88,7 +88,7 @@ class SourceWatch:
         loaded: The pipeline.
         build_source: Creates a source for this thread.
         warn: Called with each new finding.
-        received: Returns what the run has read of the log, and not captured yet.
+        received: Returns what the run has read of the log but not captured yet.
     """
 
     def __init__(

@@ -141,7 +141,10 @@ class SchemaApproval:
         yield ChangeBatch(last, batch.end, batch.log_bytes, (*batch.held, *events))
 
     def beside(self, registry: SourceNotes) -> SourceNotes:
-        """Return a registry for readers whose rows bypass this object: it stops them before a version that waits."""
+        """Return a registry for readers whose rows bypass this object.
+
+        It stops them before a version that waits for approval.
+        """
         return _Beside(registry, self) if self.pauses or self.kept else registry
 
     def _through(

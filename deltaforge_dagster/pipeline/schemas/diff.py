@@ -12,7 +12,10 @@ from deltaforge_dagster.tables import Column, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class SchemaDifference:
-    """One difference, of a column or the key; `before` and `after` describe it, None if it does not exist."""
+    """A difference of one column or of the key.
+
+    `before` and `after` describe the column or key; None where it does not exist.
+    """
 
     kind: Literal["added", "dropped", "changed", "moved", "key"]
     name: str
@@ -35,12 +38,14 @@ class SchemaDifference:
 def differences(
     before: TableSchema, after: TableSchema, others: Collection[str] = ()
 ) -> list[SchemaDifference]:
-    """Return the differences: dropped columns first, then the others in the order of `after`, then the key.
+    """Return the differences between two versions of a table.
+
+    Dropped columns come first, then other columns in the order of `after`, then the key.
 
     Args:
         before: The earlier version.
         after: The later version.
-        others: Names that both have for different columns.
+        others: Names that stand for different columns in the two versions.
     """
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}

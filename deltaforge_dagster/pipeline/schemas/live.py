@@ -1,9 +1,9 @@
 """Compare the tables in the database's catalog with the versions that were last captured.
 
-Rows are decoded with the table version of their time, which the log tells. So a table that was altered
-while nothing ran gets its new version with its first change after that, and nothing is registered here.
-But people want to know earlier: `compare` shows how every captured table differs from the catalog, when a
-run begins and on request.
+Rows are decoded with the table version that was in force at their position, which the log tells. So
+a table that was altered while nothing ran gets its new version with its first change after that,
+and nothing is registered here. Users want to know earlier: `compare` shows how every captured table
+differs from the catalog, when a run begins and on request.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compare(
     *,
     new: bool = True,
 ) -> Iterator[LiveTable]:
-    """Compare every table that is, or was, captured with the catalog; just `only`, if given.
+    """Yield a comparison with the catalog of every table that is or was captured, or of `only`.
 
     With `new=False`, tables of which nothing was captured yet are left out.
 
@@ -111,7 +111,7 @@ def reload(
 
 
 def named(store: StateStore, pipeline: str, source: Source, database: str, table: str) -> str:
-    """Return the full name of a table that was captured, or that the file's patterns match now.
+    """Return the full name of a table that was captured, or that the file's patterns now match.
 
     Raises:
         NotAllowed: There is no such table, or there are several (`schema_views.named`).

@@ -166,7 +166,9 @@ def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
 def difference(
     store: StateStore, pipeline: str, name: str, before: int | None, after: int | None
 ) -> tuple[int, int, list[SchemaDifference]]:
-    """Return the numbers of two versions of a table and their differences; by default the current and the previous one.
+    """Return the numbers of two versions of a table, and their differences.
+
+    By default, these are the previous version and the current one.
 
     Raises:
         NotAllowed: There is no such table or version.

@@ -82,11 +82,14 @@ class ChunkDeduplicator:
 
     @property
     def waits(self) -> bool:
-        """Whether chunks wait to be merged; True until the store was asked for the first time."""
+        """Whether chunks wait to be merged; True until the store has been queried once."""
         return bool(self._waiting) or self._looked_at == float("-inf")
 
     def due(self, reached: Position) -> bool:
-        """Return whether a chunk can be merged at the position that was reached; asks the store once a second."""
+        """Return whether a chunk can be merged at the position that was reached.
+
+        It queries the store at most once a second.
+        """
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
             self._load_chunks()
         return any(_fits(chunk, reached) for chunk in self._waiting)
@@ -125,7 +128,11 @@ class ChunkDeduplicator:
     def _written(
         self, reached: Position, open_writer: Callable[[], SegmentWriter]
     ) -> tuple[SegmentWriter | None, list[tuple[ChunkRow, int]]]:
-        """Write the rows of the usable chunks; return the writer (None if there are none) and the row counts."""
+        """Write the rows of the usable chunks, up to the size of one segment.
+
+        Returns:
+            The writer (None if no chunk is usable), and the number of rows of each chunk.
+        """
         writer: SegmentWriter | None = None
         taken: list[tuple[ChunkRow, int]] = []
         try:
@@ -177,7 +184,9 @@ class ChunkDeduplicator:
         self._looked_at = time.monotonic()
 
     def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:
-        """Yield the chunks that can be merged here, with the segments that changed their table since the read.
+        """Yield the chunks that can be merged here, each with the segments that changed its table.
+
+        These segments may contain changes that the read of the chunk could not see.
 
         Chunks that cannot be used are planned again.
         """
@@ -206,7 +215,10 @@ class ChunkDeduplicator:
                 yield chunk, changed
 
     def _waits_for_approval(self, chunk: ChunkRow, reached: Position) -> bool:
-        """Return whether a chunk's table is held for approval; begin that hold if its schema requires one."""
+        """Return whether a chunk's table is held for approval.
+
+        If the schema with which the chunk was read requires approval, the hold begins here.
+        """
         if chunk.table_name in self._approval.kept:
             return True
         stamp = self._registry.register_read(_table(chunk), _read_at(chunk))

@@ -55,7 +55,11 @@ class Deduplication:
             start = self._take_until_moved(changes)
 
     def _take_until_moved(self, changes: pa.RecordBatch) -> int | None:
-        """Apply changes up to the first one that gives a kept row a new key; return the index after it, or None."""
+        """Apply changes up to the first one that gives a kept row a new key.
+
+        Returns:
+            The index after that change; None if there is none.
+        """
         row = self._find(cast("pa.StringArray", changes.column("key")))
         moves, old_keys = changed_keys(changes)
         before = row.copy()
@@ -113,7 +117,7 @@ class Deduplication:
     def _are_moved(
         self, changes: pa.RecordBatch, moves: np.ndarray[Any, Any], old_keys: pa.StringArray
     ) -> np.ndarray[Any, Any]:
-        """Return a mask of changes to rows whose key is not the one they were read with (few rows)."""
+        """Return a mask of changes to rows that no longer have the key they were read with."""
         mask = np.zeros(changes.num_rows, np.bool_)
         old = dict(zip(moves.tolist(), old_keys.to_pylist(), strict=True))
         for index, key in enumerate(changes.column("key").to_pylist()):

@@ -1,8 +1,9 @@
 """Reading a snapshot: a run that plans its chunks and has Spark's tasks read them into staging files.
 
-It needs no lease, and several such runs may work at the same time: the first result for a chunk counts
-(`state.snapshot_records`). One that died leaves only orphaned files, and the next continues with exactly the missing
-chunks. The pipeline's live run merges the chunks (`chunk_deduplicator`); when the staging files that wait for it reach
+Such a run needs no lease, and several may work at the same time: the first result for a chunk
+counts (`state.snapshot_records`). A run that died leaves only orphaned files, and the next one
+continues with exactly the missing chunks. The pipeline's live run merges the chunks
+(`chunk_deduplicator`); when the staging files that wait for it reach
 `engine.snapshot.max_staged_bytes`, reading pauses.
 
 Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are
@@ -113,7 +114,8 @@ class SnapshotRun:
 
         Raises:
             NotAllowed: There is no unfinished snapshot, or this kind of source has no snapshots.
-            DeltaforgeError: A chunk cannot be read; chunks that were read count, and another run can continue.
+            DeltaforgeError: A chunk cannot be read; chunks that were read count, and another run
+                can continue.
         """
         source = self._context.build_source()
         if not isinstance(source, SnapshotSource):
@@ -294,7 +296,7 @@ class SnapshotRun:
             self._context.journal.delete(written.path)
 
     def _ended(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
-        """Handle the result of a task; a retryable error is raised only after several in a row."""
+        """Handle the end of a task; a retryable error is raised only after several in a row."""
         try:
             future.result()
         except Retryable as error:

@@ -1,9 +1,9 @@
 """Find rows that move between chunks while a snapshot is read, and read them again (`state.relocated_rows`).
 
-An update matters if it has missing columns (such as unchanged TOAST values) and may move its row from one chunk to
-another, and if a chunk that the row may have moved into is merged already, or is being merged and its read did not
-see the update.
-A chunk that is merged later, and whose read saw the update, cannot have missed the row.
+An update matters if it has missing columns (such as unchanged TOAST values) and may move its row
+from one chunk to another, and if a chunk that the row may have moved into is merged already, or is
+being merged and its read did not see the update. A chunk that is merged later, and whose read saw
+the update, cannot have missed the row.
 
 The new keys of such rows are recorded before their segment is added to the journal, so that a crash loses
 none. Some of these rows were read after all; they are then delivered again, as they are. When all chunks of
@@ -87,7 +87,11 @@ class RelocatedRows:
         self._tables: dict[str, _WatchedTable | None] = {}
 
     def poll(self, snapshot: SnapshotRow | None) -> None:
-        """Update the tables to watch: those with merged chunks, until all are merged and no relocated rows are left."""
+        """Update the tables to watch.
+
+        These are the tables with merged chunks, until all their chunks are merged and no relocated
+        rows are left.
+        """
         if snapshot is None:
             self._tables = {}
             return
@@ -122,7 +126,7 @@ class RelocatedRows:
             not_visible: Changes of its table that the read could not see, in log order.
         """
         if Chunk.from_json(chunk.plan).kind == "whole":
-            return  # there is no other chunk that a row could come from
+            return  # the chunk is the whole table, so no row can come from another one
         watched = _WatchedTable.of(chunk)
         for batch in not_visible:
             moves = watched.moves(_updates(batch, chunk.table_name))
@@ -159,9 +163,10 @@ class RelocatedRows:
 
 
 def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
-    """Plan chunks that read the relocated rows of tables whose other chunks are merged; any reading run may call it.
+    """Plan chunks that read the relocated rows of tables whose other chunks are all merged.
 
-    After `MAX_ROUNDS` rounds for a table the snapshot is cancelled.
+    Any run that reads a snapshot may call it. After `MAX_ROUNDS` rounds for a table the snapshot is
+    cancelled.
     """
     for table in store.relocated_rows.ready_tables(pipeline, snapshot.snapshot):
         keys = store.relocated_rows.read(pipeline, snapshot.snapshot, table)

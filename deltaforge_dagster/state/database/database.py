@@ -346,8 +346,8 @@ class _File:
         if identity != self._identity:
             raise StoreLost(
                 f"state store {self._path}: the file was "
-                f"{'removed' if identity is None else 'replaced'} while this process worked with it, "
-                "so it ends; bring the file back (deltaforge state restore), then start again"
+                f"{'removed' if identity is None else 'replaced'} while this process worked with "
+                "it, so it ends; bring the file back (deltaforge state restore), then start again"
             )
 
     def _look(self) -> tuple[int, int]:
