@@ -54,7 +54,7 @@ from deltaforge_dagster.state.database.tables import (
 from deltaforge_dagster.state.store import StateStore
 
 EPOCHS_AHEAD = 1_000_000
-"""Added to the epochs of a restored store: more than the number of runs since the copy was made."""
+"""Added to the epochs of a restored store: more runs than can have begun since the copy."""
 
 _ROWS_AT_ONCE = 5000
 
@@ -256,5 +256,6 @@ def _make_safe(target: Connection, epochs: Mapping[str, int]) -> None:
     target.execute(update(pipelines).values(probe_after=0.0, probe_wait=0.0))
     target.execute(update(checkpoints).values(next_attempt_at=0.0))
     target.execute(delete(lake_commits))
-    # Most of what the copy has not published is published since, and Dagster would take it for newer.
+    # Most of the writes that the copy has as unpublished were published since. Dagster would take a
+    # second event for a newer one.
     target.execute(update(lake_writes).values(published=True))

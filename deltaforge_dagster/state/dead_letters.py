@@ -249,7 +249,7 @@ class DeadLetterWrites:
         return done
 
     def begin_redrive(self, attempt: str, seqs: Mapping[int, int]) -> None:
-        """Assign tokens to entries, by their place in a redrive attempt, before any is sent."""
+        """Assign tokens to entries, by their index in a redrive attempt, before any is sent."""
         for index, seq in seqs.items():
             self._connection.execute(
                 update(dead_letters)
@@ -315,7 +315,7 @@ def entry_json(pipeline: str, row: DeadLetterRow) -> bytes:
 
 
 def token_of(attempt: str, index: int) -> str:
-    """Return the token of an entry, which sorts by its place in the attempt."""
+    """Return the token of an entry, which sorts by its index in the attempt."""
     return f"{attempt}:{index:06d}"
 
 

@@ -45,7 +45,7 @@ class DefinitionRepository:
 
 
 class DefinitionWrites:
-    """Stores the table definitions that a lease holder meets: `FencedWriter.definitions`."""
+    """Stores the table definitions that a lease holder reads: `FencedWriter.definitions`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection
@@ -82,7 +82,7 @@ def forget(connection: Connection, pipeline: str) -> None:
 
 
 def _oldest(connection: Connection, row: PipelineRow) -> str | None:
-    """Return the first position from which the log may be read again."""
+    """Return the earliest position from which the log may be read again; None if none is known."""
     first = (
         select(segments.c.start_position)
         .where(segments.c.pipeline == row.name)

@@ -1,4 +1,4 @@
-"""Records from which server a source is read, and the comparison made when that server changed.
+"""Records from which server a source is read, and the comparison of tables when it changed.
 
 Namespace `failover/{pipeline}`: the value `identity:{source id}` is the server's identity,
 `{source id}/reconciliation` the newest record of a change, and the log `{source id}/history` holds all
@@ -79,7 +79,7 @@ class FailoverWrites:
 
 
 def forget_server(connection: Connection, pipeline: str) -> None:
-    """Forget the servers, so that the source may be read from any server next."""
+    """Forget the server of each source, so that any server may be read next."""
     connection.execute(
         delete(kv).where(kv.c.ns == _namespace(pipeline), kv.c.key.startswith(_IDENTITY))
     )

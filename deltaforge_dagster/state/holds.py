@@ -1,11 +1,11 @@
 """Holds: events that are kept back, in order, until they are released.
 
 A hold is identified by its kind (`table`: its events cannot be decoded; `schema`: the table's newest
-form waits for approval) and its subject (`shop.orders`). It goes through three states:
+version waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
 `held`         events of the subject are kept in files of the journal's folder (`hold_part`)
-`released`     the problem was fixed or the form approved; the next run turns the events into
+`released`     the problem was fixed or the version approved; the next run turns the events into
                segments
 `journaled`    the events are in the journal, the last one in `last_segment`; the files are not needed
                any more
@@ -32,7 +32,7 @@ from deltaforge_dagster.state.pipelines import PipelineWrites
 from deltaforge_dagster.state.records import HeldPart, HoldPartRow, HoldRow
 
 SCHEMA = "schema"
-"""Kind of holds for tables whose form waits for approval; their files contain decoded rows."""
+"""Kind of holds for tables whose version waits for approval; their files contain decoded rows."""
 
 _REASON_LENGTH = 2000
 
@@ -62,7 +62,7 @@ class HoldRepository:
     def release(self, name: str, kind: str, subject: str, remedy: str) -> HoldRow:
         """Release a hold, so that the next run writes its events to the journal.
 
-        `mend` is the remedy that the source needs to decode the events, JSON text.
+        `remedy` is what the source needs to decode the events, JSON text in a format of the source.
 
         Raises:
             NotAllowed: There is no such hold, or its events are already in the journal.
@@ -128,7 +128,7 @@ class HoldWrites:
         self.add(held)
 
     def revoke_release(self, hold: HoldRow, reason: str) -> None:
-        """Revoke a release, because the held events still cannot be decoded, for this reason."""
+        """Revoke a release, because the held events still cannot be decoded; `reason` says why."""
         self._connection.execute(
             update(holds)
             .where(_this(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")
@@ -151,7 +151,7 @@ class HoldWrites:
         )
 
     def forget(self, delivered: int) -> None:
-        """Delete holds whose events all attached sinks have, given that they have this segment."""
+        """Delete holds whose events are delivered: all attached sinks have this segment."""
         self._connection.execute(
             delete(holds).where(
                 holds.c.pipeline == self._pipeline,

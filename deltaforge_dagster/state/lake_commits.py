@@ -1,7 +1,8 @@
-"""How far the tables of a sink that writes tables have come, and which commit is planned.
+"""How far the tables of sinks that write tables have come, and which commits are planned.
 
-Such a sink adds consecutive segments to all of its tables in one *commit*. What a commit covers is stored before
-anything is written (`plan`). So the successor of a killed run repeats exactly this commit, which the tables recognize.
+Such a sink adds consecutive segments to all of its tables in one *commit*. What a commit covers is
+stored before anything is written (`plan`). So the run after a killed one repeats exactly this
+commit, which the tables recognize.
 
 The *front* is the last segment that is in all tables, except for the *held* ones, which could not be written. A held
 table has everything up to a segment of its own; its commits are planned, and repeated, separately. It is held until it
@@ -54,7 +55,7 @@ Destination: TypeAlias = tuple[str, ...]
 """Name of a table in the lake, outermost part first."""
 
 TO_BE_RECREATED = "it is to be loaded again, and is recreated first"
-"""The `error` of a held table whose resync has begun, before that was tried."""
+"""The `error` of a held table whose resync has begun, until the first attempt to recreate it."""
 
 _FRONT = ""
 _ERROR_LENGTH = 2000
@@ -62,7 +63,7 @@ _ERROR_LENGTH = 2000
 
 @dataclass(frozen=True, slots=True)
 class LakeFront:
-    """The segment that all tables have reached which are not held.
+    """The segment that all tables have reached, except those that are held.
 
     Attributes:
         segment: The segment.
@@ -169,12 +170,12 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """What a table consists of, as its format or database counts it; None for what it does not.
+    """What a table consists of, as its format or database counts it; other figures are None.
 
     Attributes:
         version: Version of the table (Delta), or its newest snapshot (Iceberg); databases have none.
         files: Number of files that have rows.
-        bytes: Their size, including what says which of their rows are deleted if the format counts that.
+        bytes: Their size, including the data that marks rows as deleted, if the format counts that.
         rows: Number of rows.
         deleted: Number of rows in the files that are deleted.
         estimated: Whether rows and bytes are what a database assumes, which may lag behind, or count rows that it will remove.
@@ -201,8 +202,8 @@ class TableWrite:
         changed_at: When the last change before this position was committed, in seconds since 1970.
         pending: Whether the changes are pending; otherwise the table has them, and everything before them.
         figures: What the table consists of then, if known.
-        lacking: What identifies the columns (`identities`) in which older rows lack the value that the source gave them,
-            which is not known. The table keeps them until it is recreated.
+        lacking: Identities (`identities`) of the columns in which older rows lack the source's
+            value, which is not known. They remain until the table is recreated.
         int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
@@ -343,7 +344,7 @@ class LakeCommitWrites:
             ends=sorted(end for end in ends if end > segment),
         )
         if before and segment < before[_FRONT]["segment"]:
-            # The commits that follow bring back what was dropped, so nothing has to be there.
+            # The commits that follow add the dropped changes again; none are sure to be there now.
             mine = _of_pending(self._pipeline, sink)
             self._connection.execute(update(lake_pending).where(mine).values(changes=0))
         for resync in _resyncs(self._connection, self._pipeline, sink):
@@ -351,7 +352,7 @@ class LakeCommitWrites:
                 self._hold_recreated(sink, resync.destination, segment)
 
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
-        """Begin to load tables again that somebody has requested: hold them at the front, and request their snapshot.
+        """Begin requested resyncs: hold the tables at the front, and request their snapshot.
 
         A change that is not in the snapshot is behind the front, and so the tables get it after they were recreated.
 
@@ -391,11 +392,14 @@ class LakeCommitWrites:
         destination: Destination,
         columns: Sequence[tuple[str, str]],
     ) -> None:
-        """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front.
+        """Record that a table is empty now, without pending changes.
+
+        It is no longer held if it has reached the front.
 
         Args:
             sink: The sink.
-            source: Schema and name of the table of the source whose rows it gets; they may have gone to another one before.
+            source: Schema and name of the source's table whose rows it gets. Before, these rows may
+                have gone to another destination.
             destination: The table.
             columns: Name and type of each of its columns.
         """
@@ -487,7 +491,7 @@ class LakeCommitWrites:
             sink: The sink.
             to: The last segment of the commit.
             rejected: The tables that could not be written.
-            writes: What the others have got.
+            writes: What the commit has added to the others.
 
         Returns:
             Whether the front has moved; False if it was there already.
@@ -548,13 +552,15 @@ class LakeCommitWrites:
         to: int,
         writes: Iterable[TableWrite] = (),
     ) -> bool:
-        """Record that a held table has everything up to a segment; it is no longer held once that is the front.
+        """Record that a held table has everything up to a segment.
+
+        It is no longer held once it has reached the front.
 
         Args:
             sink: The sink.
             destination: The table.
             to: The segment.
-            writes: What the table has got; nothing if the segments have no changes of it.
+            writes: What the commit has added to it; nothing if the segments have no changes of it.
 
         Returns:
             Whether the table has moved; False if it was there already.
@@ -589,7 +595,10 @@ class LakeCommitWrites:
         self._add_writes(sink, to, writes)
 
     def _add_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
-        """Store writes, except those of commits that tables had before: after a `restart`, they skip them."""
+        """Store writes, except those of commits that a table already has.
+
+        A table skips such commits after a `restart`.
+        """
         for write in writes:
             mine = _of_table(self._pipeline, sink, write)
             last = select(func.max(lake_writes.c.segment)).where(mine)
@@ -671,7 +680,7 @@ class LakeCommitWrites:
 def begin_resyncs(
     connection: Connection, pipeline: str, sink: str, tables: Mapping[Destination, str]
 ) -> None:
-    """Have the tables of a sink recreated by its next run; the caller requests the snapshot that loads them."""
+    """Have the next run recreate tables of a sink; the caller requests the snapshot of them."""
     for destination, table_name in tables.items():
         _insert_resync(connection, pipeline, sink, destination, table_name, begun=True)
 

@@ -1,4 +1,7 @@
-"""Which pipeline has what only one may use (`config.owned`): the first that named it, until its file no longer does."""
+"""Which pipeline owns each resource that only one pipeline may use (`config.owned`).
+
+It is the first pipeline that named the resource, until its file no longer does.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,17 @@ class OwnerRepository:
     def claim(
         self, pipeline: str, resources: Sequence[OwnedResource], successor_of: Collection[str]
     ) -> bool:
-        """Give a pipeline exactly these resources; change nothing and return False if another one has any of them.
+        """Make a pipeline the owner of exactly these resources.
+
+        If another pipeline owns any of them, change nothing and return False.
 
         Args:
             pipeline: The pipeline.
-            resources: All that it names.
-            successor_of: Pipelines that are no longer there, and own nothing any more.
+            resources: All resources that it names.
+            successor_of: Pipelines that no longer exist, and lose what they own.
         """
         with self._database.write() as connection:
-            # Claims of two processes are one after the other: both change this value.
+            # Serializes claims of several processes: each first writes this value.
             put_value(connection, _KEY, _KEY, b"")
             others = _others(connection, pipeline)
             taken = [

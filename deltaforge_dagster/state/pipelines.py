@@ -208,7 +208,7 @@ class PipelineRepository:
         self._update(name, file=file)
 
     def note_tick(self, name: str, outdated_since: float | None = None) -> None:
-        """Record that a sensor or schedule has just ticked, and since when its definitions are outdated."""
+        """Record a tick of a sensor or schedule, and since when its definitions are outdated."""
         self._update(name, ticked_at=self._database.now(), outdated_since=outdated_since)
 
     def note_source_seen(self, name: str, findings: Sequence[NotedFinding]) -> None:
@@ -231,7 +231,10 @@ class PipelineRepository:
     def note_source_log(
         self, name: str, seen: SourceLog, looks: Sequence[LogLook] | None = None
     ) -> None:
-        """Record what was seen of the source's log, and the looks to keep; None leaves those as they are."""
+        """Record what was seen of the source's log, and the looks to keep.
+
+        If `looks` is None, the stored looks are kept.
+        """
         with self._database.write() as connection:
             put_value(connection, _source(name), _LOG, json.dumps(asdict(seen)).encode())
             if looks is not None:
@@ -251,7 +254,7 @@ class PipelineRepository:
         return [] if text is None else [LogLook(*look) for look in json.loads(text)]
 
     def early_confirmation(self, name: str) -> EarlyConfirmation | None:
-        """Return since when and why the log is confirmed before changes are delivered; None if it is not."""
+        """Return since when and why the log is confirmed before delivery; None if it is not."""
         with self._database.read() as connection:
             return read_early(connection, name)
 
@@ -300,7 +303,7 @@ class PipelineRepository:
             return changed.rowcount == 1
 
     def remove_document(self, name: str) -> bool:
-        """Delete a document only, as when a file has the same name; return False if there is none."""
+        """Delete a document only, as when a file has its name; return False if there is none."""
         with self._database.write() as connection:
             return _remove_document(connection, name)
 
@@ -337,7 +340,7 @@ class PipelineRepository:
             return row.uid
 
     def removed(self) -> set[str]:
-        """Return the names of the pipelines that were removed and are not there again."""
+        """Return the names of the pipelines that were removed and have not been created again."""
         with self._database.read() as connection:
             names = connection.execute(select(kv.c.key).where(kv.c.ns == _NUMBERS)).scalars().all()
             existing = connection.execute(select(pipelines.c.name)).scalars().all()
@@ -380,7 +383,7 @@ class PipelineWrites:
         self._update({"capture_pause": why})
 
     def set_early_confirmation(self, early: EarlyConfirmation | None) -> None:
-        """Store since when and why the log is confirmed before changes are delivered; None once it is not."""
+        """Store since when and why the log is confirmed before delivery; None once it is not."""
         write_early(self._connection, self._pipeline, early)
 
     def set_confirmed(self, position: str) -> None:
@@ -393,7 +396,7 @@ class PipelineWrites:
 
 
 def _dagster(name: str) -> str:
-    """Return the namespace of what is known of Dagster's work for a pipeline."""
+    """Return the namespace of what is recorded about Dagster's work for a pipeline."""
     return f"dagster/{name}"
 
 

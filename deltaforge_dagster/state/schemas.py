@@ -119,12 +119,12 @@ class TableHistory:
         )
 
     def names_now(self, identities: Collection[str]) -> list[str]:
-        """Return what columns that are identified like this are called now, without those that are no more."""
+        """Return the current names of the columns with these identities; without dropped ones."""
         now = self.newest.columns.identities
         return [name for name, identity in now.items() if identity in identities]
 
     def until(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
-        """Return all versions that the table has had up to the last time that a version was in force."""
+        """Return all versions that the table has had until `version` was last in force."""
         passed = [sequence for _, sequence in self.in_force]
         own = version.stamp.sequence
         if own in passed:
@@ -136,11 +136,17 @@ class TableHistory:
         ]
 
     def passed(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
-        """Return the versions of `until` in the order in which they came into force, each as often as it did; `version` is last."""
+        """Return the versions of `until` in the order in which they came into force.
+
+        A version that came into force several times is repeated; `version` is last.
+        """
         return [passed for _, passed in self.passage(version)]
 
     def passage(self, version: SchemaVersion) -> Sequence[tuple[str | None, SchemaVersion]]:
-        """Return the versions of `passed`, each with where it came into force (JSON text); None if only a snapshot has met it."""
+        """Return the versions of `passed`, each with the position at which it came into force.
+
+        The position is JSON text; None if only a snapshot has read rows of the version.
+        """
         by_sequence = {candidate.stamp.sequence: candidate for candidate in self.until(version)}
         own = version.stamp.sequence
         order: list[tuple[str | None, int]] = [
@@ -168,7 +174,16 @@ class TableHistory:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Where each version of a table was in force, which versions wait for approval, and what was done to the columns."""
+    """What is stored about a table besides its versions; see the module's docstring.
+
+    Attributes:
+        in_force: Position (JSON text) and sequence of each version that came into force, in log
+            order.
+        pending: Sequences of the versions that wait for approval.
+        altered: Position (JSON text) and `ColumnChanges` (JSON text) of each statement that altered
+            columns.
+        renamed: By sequence, the former name of each renamed column, as earlier releases stored it.
+    """
 
     in_force: tuple[tuple[str, int], ...] = ()
     pending: frozenset[int] = frozenset()
@@ -191,13 +206,16 @@ class Marker:
         return replace(self, in_force=tuple(notes))
 
     def with_altered(self, position: str, changes: ColumnChanges) -> Marker:
-        """Return the marker with what a statement at a position has done; what is there of later ones is read again."""
+        """Return the marker with what a statement at a position has done to the columns.
+
+        Statements at this position or later are dropped, because the log is being read again.
+        """
         at: Position = parse_position(position)
         kept = [alteration for alteration in self.altered if parse_position(alteration[0]) < at]
         return replace(self, altered=(*kept, (position, changes.to_json())))
 
     def changes_until(self, position: str) -> ColumnChanges:
-        """Return what was done to the columns since the version in force there (`reached`) came into force."""
+        """Return the column changes between the start of the version in force and a position."""
         until: Position = parse_position(position)
         begins = [parse_position(begin) for begin, _ in self.in_force]
         changes = ColumnChanges()
@@ -230,7 +248,7 @@ class SchemaRepository:
     def stamp(
         self, name: str, tenant: str, table: TableSchema, position: Position
     ) -> SchemaStamp | None:
-        """Return the stamp that a table version has at a position, or None if it was never registered."""
+        """Return the stamp of a table version at a position, or None if it was never registered."""
         namespace, key = registry(name), table_key(tenant, table)
         with self._database.read() as connection:
             history = _history(connection, namespace, key)
@@ -287,7 +305,7 @@ class SchemaRepository:
 
 
 class SchemaWrites:
-    """Registers the table versions that a lease holder meets: `FencedWriter.schemas`."""
+    """Registers the table versions that a lease holder reads: `FencedWriter.schemas`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection
@@ -324,7 +342,7 @@ class SchemaWrites:
             last = last_log_entry(self._connection, namespace)
             sequence = 1 if last is None else _sequence(last) + 1
             registered = columns.registered(table, sequence)
-            # The form of an earlier version with other columns is another version.
+            # Versions that look alike but stand for other columns need different fingerprints.
             salt = registered.identities if same else None
             stamp = SchemaStamp(fingerprint(table, salt), len(versions) + 1, sequence)
             record = _entry(table, stamp, position_json) | {
@@ -344,7 +362,9 @@ class SchemaWrites:
     def alter(
         self, tenant: str, table: TableSchema, changes: ColumnChanges, position_json: str
     ) -> None:
-        """Record what a statement of the log does to the columns of a table, for the version that is registered next.
+        """Record what a statement in the log does to the columns of a table.
+
+        The version that is registered next gets its columns by this.
 
         Args:
             tenant: The pipeline's tenant.
@@ -363,7 +383,10 @@ class SchemaWrites:
     def _columns(
         table: TableSchema, versions: Sequence[SchemaVersion], marker: Marker, position: str
     ) -> tuple[KnownColumns, Collection[str]]:
-        """Return what is known of the columns of a version, and the identities that the table has had up to a position."""
+        """Return what is known of a version's columns, and all identities that the table has had.
+
+        Both are as of a position of the log, JSON text.
+        """
         by_sequence = {version.stamp.sequence: version.columns for version in versions}
         passed = [
             by_sequence[sequence]
@@ -385,8 +408,8 @@ def fingerprint(table: TableSchema, identities: Mapping[str, str] | None = None)
 
     Args:
         table: The version.
-        identities: What identifies its columns, by name, if it looks like an earlier version that had other columns: the object
-            of these is then hashed as well.
+        identities: Identities of its columns, by name, if it looks like an earlier version that had
+            other columns; they are then hashed as well, as a JSON object.
     """
     salt = b"" if identities is None else orjson.dumps(identities)
     return "sha256:" + hashlib.sha256(_definition(table) + salt).hexdigest()
@@ -452,7 +475,10 @@ def _history_of(entries: Sequence[LogEntry], marker: Marker | None) -> TableHist
 
 
 def _identified(versions: Sequence[SchemaVersion], marker: Marker) -> tuple[SchemaVersion, ...]:
-    """Return versions with the columns of those that were registered when entries had none: by name, and by what was renamed."""
+    """Return versions with the columns of entries that earlier releases registered without columns.
+
+    These columns are derived from names, and from the renames in the marker.
+    """
     if all(version.columns.identities for version in versions):
         return tuple(versions)
     by_sequence = {version.stamp.sequence: version for version in versions}

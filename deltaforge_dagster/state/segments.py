@@ -29,7 +29,7 @@ from deltaforge_dagster.state.records import (
 from deltaforge_dagster.tables import Contained, contained
 
 _SAMPLE = 50
-"""How many segments are added up where about the size of all is enough."""
+"""How many segments `about_bytes` adds up."""
 
 
 class SegmentRepository:
@@ -88,14 +88,16 @@ class SegmentRepository:
             return int(connection.execute(query).scalar() or 0)
 
     def about_bytes(self, name: str, *, after: int, last: int) -> int:
-        """Return about what size segments have: a tick may ask, so that only the last ones are added up.
+        """Return the approximate size of segments, extrapolated from the last `_SAMPLE` of them.
+
+        It is cheap enough for every tick.
 
         Args:
             name: The pipeline.
-            after: Those with a higher number.
+            after: The segments with a higher number count.
             last: The number of the last segment.
         """
-        # A range of numbers, rather than a limit: PostgreSQL may read all rows and sort them for one
+        # A range of numbers rather than a LIMIT, for which PostgreSQL may read and sort all rows.
         with self._database.read() as connection:
             total, count = connection.execute(
                 select(

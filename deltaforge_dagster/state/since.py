@@ -14,9 +14,9 @@ from deltaforge_dagster.state.database.tables import kv
 FILE_BROKEN = "file broken"
 CAPTURE_PAUSED = "capture paused"
 WATCHED = "watched"
-"""Not a condition: when Dagster was last seen to be at work."""
+"""Not a condition: when Dagster was last seen working."""
 RETENTION = "retention"
-"""From when on retention is awaited: it last ended then, or Dagster was last started."""
+"""Since when the retention job is awaited: its last end, or the last start of Dagster."""
 
 
 def notice_of(sink: str) -> str:

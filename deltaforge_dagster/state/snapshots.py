@@ -73,7 +73,7 @@ class SnapshotRepository:
         cause: str,
         sinks: Sequence[str] = (),
     ) -> SnapshotRow:
-        """Request a snapshot of these tables for these sinks; by default of all tables, for all sinks.
+        """Request a snapshot of these tables for these sinks, by default of all for all.
 
         A snapshot of all rows also satisfies the `snapshot_due` of its sinks.
 
@@ -203,7 +203,7 @@ class SnapshotRepository:
             connection.execute(insert(chunks), [row])
 
     def reopen(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
-        """Make `spliced` chunks of a snapshot, given by table and number, due to be read again."""
+        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
         with self._database.write() as connection:
             reopened = 0
             for table_name, number in names:
@@ -314,7 +314,7 @@ def insert_snapshot(
     sinks: Sequence[str],
     since: int,
 ) -> None:
-    """Request a snapshot, unless one is unfinished, which the caller has made sure of; see `SnapshotRow`."""
+    """Request a snapshot (see `SnapshotRow`); the caller ensures that none is unfinished."""
     last = connection.execute(
         select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
     ).scalar()
@@ -335,7 +335,7 @@ def insert_snapshot(
 
 
 def request_for_all(connection: Connection, pipeline: str, cause: str) -> None:
-    """Request a snapshot of all rows for all sinks; the caller has made sure that none is unfinished."""
+    """Request a snapshot of all rows for all sinks; the caller ensures that none is unfinished."""
     since = _since(connection, pipeline, (), whole=True)
     insert_snapshot(connection, pipeline, tables=(), cause=cause, sinks=(), since=since)
 
@@ -349,7 +349,7 @@ def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collectio
 
 
 def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
-    """Have chunks read again that not all sinks have, because the journal's files are lost.
+    """Let the chunks that not all sinks have be read again, because the journal's files are lost.
 
     `delivered` is the last segment that every attached sink has.
     """
@@ -377,7 +377,7 @@ def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Delete all snapshots of a pipeline, and what tables were to be loaded again with them."""
+    """Delete all snapshots of a pipeline, and the resyncs of tables that they were to load."""
     for table in (snapshots, chunks, relocated_table, lake_resyncs):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
