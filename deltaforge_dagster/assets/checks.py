@@ -43,7 +43,7 @@ from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
-"""How many of the newest ranges `agreement` compares; earlier evaluations compared the older ones."""
+"""How many of the newest ranges `agreement` compares; earlier evaluations compared older ones."""
 
 SOURCE_CHECK = "source"
 """Fails while changes are not captured; the sensor reports it as well."""
@@ -133,7 +133,12 @@ def evaluate(
 
 
 def source_evaluation(pipeline: str, problem: HealthProblem | None) -> dg.AssetCheckEvaluation:
-    """Return the result of the check `source`; `problem` is what prevents capture, None if nothing does."""
+    """Return the result of the check `source`.
+
+    Args:
+        pipeline: The pipeline.
+        problem: What prevents capture; None if nothing does.
+    """
     text = None if problem is None else and_run(problem.text, problem.remedy)
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, text, {})
 
@@ -211,7 +216,10 @@ def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEv
 
 
 def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the result of the check `delivered` of every sink; for a sink that is behind it names the ranges."""
+    """Yield the result of the check `delivered` of every sink.
+
+    For a sink that is behind, it names the ranges that the sink lacks.
+    """
     row = store.pipelines.get(loaded.name)
     if row is None:
         return

@@ -66,7 +66,7 @@ def _snapshot_run(
     progress: Callable[[Mapping[str, SnapshotProgress]], None],
     only: set[tuple[str, int]] | None = None,
 ) -> SnapshotRun:
-    """Return what reads a snapshot; only now are Spark and the kernels imported."""
+    """Return the run that reads a snapshot; only now are Spark and the kernels imported."""
     from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun  # noqa: PLC0415 - see above
 
     return SnapshotRun(loaded, run_context, warn=context.log.warning, progress=progress, only=only)
@@ -92,8 +92,9 @@ def _chosen(
 class SnapshotBeside:
     """Reads the pipeline's requested snapshot in a thread of a live run that was started by a command.
 
-    Under Dagster's daemon a sensor starts a separate run for it. Here a thread does the same, unless such a run is
-    already reading. The live run puts the rows into the journal, and must not end before that (`works`).
+    Under Dagster's daemon a sensor starts a separate run that reads the snapshot. Here a thread
+    does the same, unless such a run is already reading. The live run puts the rows into the
+    journal, and must not end before that (`works`).
 
     Args:
         context: The Dagster context of the live run.
@@ -159,7 +160,11 @@ class SnapshotBeside:
             logger.exception("reading a snapshot failed")
 
     def _started(self, store: StateStore) -> PipelineRow | None:
-        """Return the pipeline's row once the live run has fixed where it starts; None if it is not to capture."""
+        """Wait until the live run has fixed where the pipeline starts; return the pipeline's row.
+
+        Returns:
+            The row; None if the pipeline is not to capture.
+        """
         while True:
             row = store.pipelines.get(self._loaded.name)
             if row is not None and row.want != "running":
@@ -180,7 +185,7 @@ class _Stopped(DeltaforgeError):  # noqa: N818 - not an error
 
 
 class ChunksShown:
-    """Publishes the chunks in Dagster: as partitions, with a materialization of each chunk that was read."""
+    """Publishes chunks in Dagster: as partitions, with a materialization of each read chunk."""
 
     def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
         self._context = context
@@ -222,7 +227,7 @@ class ChunksShown:
                 self._known.add(reading)
 
     def _published(self, snapshot: int) -> set[str]:
-        """Return the reads of a snapshot's chunks (`_reading`) that Dagster already has materializations of."""
+        """Return the reads of a snapshot's chunks (`_reading`) that are materialized in Dagster."""
         readings: set[str] = set()
         cursor = None
         while True:

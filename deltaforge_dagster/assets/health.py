@@ -24,7 +24,10 @@ _COUNTED = {
     "source log": "the server may soon remove what is needed; deltaforge status says when",
     "journal room": "more than half of it is taken by what sinks lack",
 }
-"""Subjects whose text has figures, and what is said in its place, since an evaluation is written for each change of its text."""
+"""Subjects whose text has figures, with the text that replaces it.
+
+A new evaluation is written whenever the text changes, and figures change all the time.
+"""
 
 
 def build_health_asset(pipeline: AnyPipeline) -> dg.AssetSpec:

@@ -1,4 +1,4 @@
-"""The assets of lake tables: what a sink that writes tables keeps of each table of the source.
+"""The assets of lake tables: the tables in which a sink keeps each table of the source.
 
 Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit that has reached a table
 (`publish_writes`). The data version is the position that the table has reached, so that assets which depend on a table
@@ -36,7 +36,9 @@ def writes_tables(loaded: LoadedPipeline) -> bool:
 
 
 def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> list[dg.AssetSpec]:
-    """Return the specs of the tables that a pipeline's sinks have written, and of the source's tables behind them.
+    """Return the specs of the tables that a pipeline's sinks have written.
+
+    They include the specs of the source's tables from which the rows come.
 
     Args:
         loaded: The pipeline.
@@ -96,7 +98,7 @@ def publish_writes(
         if any(
             stored.sink == sink for stored in writes
         ) and not instance.get_latest_materialization_event(key):
-            # Otherwise the UI counts it as missing until its time comes.
+            # Without an event the UI counts the asset as missing until its schedule first runs.
             metadata = {"maintenance": "not due yet", "schedule": maintenance.schedule}
             emit(dg.AssetMaterialization(key, metadata=metadata))
     return written
@@ -138,7 +140,7 @@ def _figures(figures: TableFigures | None) -> dict[str, int | str]:
     """Return what a table consists of, as far as its format or database knows, as metadata."""
     if figures is None:
         return {}
-    # As a number, a program in JavaScript would round a snapshot's id.
+    # As text, because JavaScript programs would round the id of a snapshot.
     version = None if figures.version is None else str(figures.version)
     counts = {"version": version, "files": figures.files, "bytes": figures.bytes}
     counts[_ROWS] = figures.rows

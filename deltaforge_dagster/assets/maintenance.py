@@ -1,7 +1,7 @@
-"""The maintenance of a sink's tables, as an asset: materialized on the sink's schedule, or by anybody at any time.
+"""The maintenance of a sink's tables as an asset, materialized on its schedule or on demand.
 
-What became of each table is an observation of the table's own asset, with its figures before and afterwards. It has no
-data version, so assets that wait for new data do not see it.
+The result for each table is an observation of the table's own asset, with its figures before and
+afterwards. It has no data version, so assets that wait for new data do not react to it.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def build_maintenance_job(loaded: LoadedPipeline, sink_id: str) -> UnresolvedAss
 def observation(
     pipeline: str, stored: StoredWrite, maintained: "MaintainedTable"
 ) -> dg.AssetObservation:
-    """Return the event that says what became of a table."""
+    """Return the event with the result of a table's maintenance."""
     metadata: dict[str, Any] = {
         "maintenance": maintained.done or "nothing was done",
         "table": ".".join(maintained.destination),

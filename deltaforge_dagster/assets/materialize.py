@@ -39,7 +39,7 @@ from deltaforge_dagster.pipeline.run_context import RunContext
 def materialize_chosen(
     context: dg.AssetExecutionContext, loaded: LoadedPipeline, run_context: RunContext
 ) -> None:
-    """Do with the chosen ranges what the run's tag says.
+    """Verify, replay, catch up or preview the chosen ranges, as the run's tag says.
 
     Raises:
         NotAllowed: No ranges were chosen, or the tag is unknown.
@@ -69,7 +69,7 @@ def _preview(
     run_context: RunContext,
     ranges: list[int],
 ) -> None:
-    """Log observations of `changes` with what the current processors would make of the ranges."""
+    """Log observations of `changes` that preview the output of the current processors."""
     for number in ranges:
         previewed = preview(run_context, loaded.name, number, chain_of(loaded.spec))
         context.log_event(observation(loaded.name, previewed))

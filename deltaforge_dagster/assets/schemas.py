@@ -1,8 +1,8 @@
 """The asset of a pipeline's table versions: one partition is one table.
 
-A run or a tick writes a materialization for each new version (`publish_versions`), with its columns as Dagster's
-column schema. Materializing a table in the UI approves its newest form, if that waits for approval
-(`engine.schemas.on_schema_change: pause_table`).
+A run or a tick writes a materialization for each new version (`publish_versions`), with its columns
+as Dagster's column schema. Materializing a table in the UI approves its newest version, if that
+waits for approval (`engine.schemas.on_schema_change: pause_table`).
 """
 
 from collections.abc import Callable, Iterator
