@@ -32,8 +32,9 @@ def build_sensor(
         loaded: The pipeline.
         jobs: The job of its live runs, and the job that reads its snapshots.
         cache: The resources that ticks share.
-        room: Where ticks watch their sources. Those of a pipeline that asks for fewer ticks than the daemon has rounds
-            do not: it is to be looked at less.
+        room: Limits how many ticks watch their sources. Ticks of a pipeline whose interval is
+            longer than a round of the daemon do not watch: its file asks for fewer looks at the
+            source.
     """
     interval = loaded.spec.spec.engine.dagster.sensor_interval_seconds
     own_room = room if interval <= ROUND_SECONDS else None

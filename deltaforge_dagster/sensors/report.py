@@ -48,25 +48,25 @@ class _Newest:
 
 @dataclass(frozen=True, slots=True)
 class _Plotted:
-    """What was last written of a pipeline's figures, and when they were last looked at, by this process's clock."""
+    """The figures of a pipeline that were last written, and when they were last computed."""
 
     figures: Mapping[str, float]
     seen: float = field(default_factory=time.monotonic)
 
     @property
     def is_old(self) -> bool:
-        """Whether it is time to look at them again."""
+        """Whether it is time to compute the figures again."""
         return time.monotonic() - self.seen >= _PLOT_SECONDS
 
 
 _plotted: dict[str, _Plotted] = {}
-"""What this process has written of each pipeline's figures."""
+"""By pipeline, the figures that this process has written."""
 
 
 def newest_evaluation(
     instance: dg.DagsterInstance, key: dg.AssetCheckKey
 ) -> dg.AssetCheckEvaluation | None:
-    """Return a check's newest evaluation, None if it has none; planned evaluations do not count."""
+    """Return a check's newest evaluation, None if it has none; planned ones do not count."""
     return _newest(instance, key).evaluation
 
 

@@ -1,4 +1,6 @@
-"""What starts the runs that read snapshots: the pipeline's sensor, or a separate sensor if it has a schedule.
+"""What starts the runs that read snapshots.
+
+This is the pipeline's sensor, or a separate sensor if the pipeline has a schedule.
 
 A run starts when a user or the pipeline file has requested a snapshot, or when chunks of a snapshot are missing:
 their run died, what it had read could not be used, or rows were relocated (`relocated_rows`). Only one run reads at
@@ -114,7 +116,10 @@ def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -
 def _reading_what_was_chosen(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str
 ) -> dg.DagsterRun | None:
-    """Return a reading run that was started in the UI, None if there is none; runs of the sensor have a tag."""
+    """Return a reading run that was started in the UI, None if there is none.
+
+    Runs that a sensor started are left out: they have a tag.
+    """
     for run_id in living(store, pipeline):
         run = instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(RUN_TAG) != "snapshot" and run.status in UNFINISHED:

@@ -1,4 +1,4 @@
-"""One tick: reports dead runs as failed and ends their tasks, publishes what is due, decides whether to start a run.
+"""One tick: reports dead runs as failed and ends their tasks, publishes, and may start a run.
 
 Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source (`source_watch`)
 and reads the rest from the state store. A problem that prevents capture is shown as the failing check `source` of the
@@ -83,7 +83,8 @@ def tick(
 ) -> dg.RunRequest | dg.SkipReason:
     """Return the run to start for a pipeline, or why none is needed now.
 
-    If the source has nothing new, and there is room, watch it for up to four seconds and answer when it has.
+    If the source has nothing new, and there is room, watch it for up to four seconds, and answer
+    once it has.
 
     Args:
         instance: The Dagster instance.
@@ -92,7 +93,8 @@ def tick(
         build_source: Builds its source.
         journal: The journal.
         outdated: Whether Dagster's definitions are older than the file and wait for Reload.
-        room: Where ticks watch the source; None for a tick that only looks.
+        room: Limits how many ticks watch at a time; None for a tick that checks the source only
+            once.
     """
     began = time.monotonic()
     live = _unfinished_runs(instance, loaded.name)
@@ -118,7 +120,7 @@ def tick(
     # A run that reads a snapshot is requested after this tick, and must not wait for the end of a watch.
     if room is not None and problem is None and store.snapshots.unfinished(loaded.name) is None:
         watching = room.watch(instance, build_source, began)
-    with watching as watch:  # begins before the look: what is committed from now on is seen
+    with watching as watch:  # before the source is checked, so that no later commit is missed
         work = _find_work(store, loaded, build_source, problem, next_look)
         state = _report_source(instance, store, loaded, build_source)
         if (
@@ -128,7 +130,7 @@ def tick(
             and watch.sees_changes(work.after)
             and not _unfinished_runs(instance, loaded.name)
         ):
-            # Meanwhile somebody may have paused the pipeline, or have begun to work on it.
+            # During the watch, the pipeline may have been paused, or a run may have begun.
             work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
@@ -146,7 +148,7 @@ def _find_work(
     *,
     changed: bool = False,
 ) -> Work | NoWork | DeltaforgeError:
-    """Return what `find_work` does, or the error that it raises; one that is not `problem` is recorded."""
+    """Return the result of `find_work`, or its error, which is recorded unless it is `problem`."""
     try:
         return find_work(store, loaded, build_source, problem, changed=changed)
     except DeltaforgeError as error:
@@ -210,7 +212,10 @@ _preflighted: dict[str, list[str]] = {}
 
 
 _published: dict[str, object] = {}
-"""For each pipeline's uid, the state after everything due was published; nothing is due until it changes."""
+"""By uid of the pipeline, the state after everything due was published.
+
+Nothing is due until this state changes.
+"""
 
 
 def _publish(
@@ -269,7 +274,7 @@ def _lease_is_held(store: StateStore, pipeline: str) -> bool:
 def _other_holder(
     instance: dg.DagsterInstance, lease: LeaseRow | None, live: Sequence[dg.RunRecord]
 ) -> Sequence[dg.RunRecord]:
-    """Return the unfinished run that holds the lease if it is not a live run but a Materialize, else nothing."""
+    """Return the unfinished run that holds the lease if it is a Materialize, else nothing."""
     if lease is None or lease.run_id is None:
         return []
     if any(record.dagster_run.run_id == lease.run_id for record in live):
