@@ -30,7 +30,10 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # its log lines contain UR
 _ATTEMPTS = 3
 _TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
-"""Pause before the second attempt; it doubles for the third. The sensor's next tick tries again after that."""
+"""Pause before the second attempt; it doubles for the third.
+
+If that fails as well, the sensor's next tick tries again.
+"""
 
 _ICONS = {"problem": ":red_circle:", "recovered": ":large_green_circle:"}
 
@@ -58,7 +61,7 @@ class AlertProblem:
 def notify(
     store: StateStore, loaded: LoadedPipeline, problems: Sequence[AlertProblem]
 ) -> list[str]:
-    """Send every hook of a pipeline the messages that are due; return the hooks that could not be reached.
+    """Send every hook of a pipeline the messages that are due; return the unreachable hooks.
 
     Args:
         store: The state store, which records what was sent.

@@ -37,7 +37,7 @@ class DagsterReload:
         self._lock = threading.Lock()
 
     def __call__(self) -> str:
-        """Reload, and return the result in one sentence; an unreachable webserver does not raise an error."""
+        """Reload, and return the result in one sentence, even if the webserver is unreachable."""
         if self._url is None:
             return (
                 "no webserver is configured (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "

@@ -23,7 +23,9 @@ _KEPT = 4
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
-    """Dagster's PostgreSQL storage with the same settings, tables and behaviour, but with connection pools.
+    """Dagster's PostgreSQL storage, but with connection pools.
+
+    Settings, tables and behaviour are the same.
 
     A connection is tested before it is used, so a restart of the server causes no errors. Dagster's webserver uses
     its own pools anyway.
@@ -33,7 +35,10 @@ class PooledPostgresStorage(DagsterPostgresStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> Self:
-        """Create a storage from the settings in `dagster.yaml`, which are those of Dagster's `storage: postgres:`."""
+        """Create a storage from the settings in `dagster.yaml`.
+
+        They are the same as those of Dagster's `storage: postgres:`.
+        """
         token_provider = get_token_provider_from_config(config_value)
         storage = cls(
             inst_data=inst_data,

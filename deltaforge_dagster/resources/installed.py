@@ -34,7 +34,10 @@ def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
 
 
 def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> list[FormerPipeline]:
-    """Return the broken pipelines as they were when last in use; none while the state store cannot be read."""
+    """Return the broken pipelines as they were when last in use.
+
+    While the state store cannot be read, there are none.
+    """
     broken = [pipeline for pipeline in pipelines if isinstance(pipeline, BrokenPipeline)]
     if not broken:
         return []
@@ -51,7 +54,10 @@ def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> li
 def lake_tables(
     settings: Settings, pipelines: Sequence[str]
 ) -> Mapping[str, Sequence[StoredWrite]]:
-    """Return what was last written to each table of pipelines; nothing while the state store cannot be read."""
+    """Return, by pipeline, the last write to each lake table.
+
+    While the state store cannot be read, there are none.
+    """
     tables: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
     if tables:
         with suppress(DeltaforgeError), existing_store(settings) as store:

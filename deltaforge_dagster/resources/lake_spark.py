@@ -1,4 +1,4 @@
-"""Spark for the assets of other people's code: a session that can read the lake tables of a pipeline.
+"""Spark for assets of users' own code: a session that can read the lake tables of a pipeline.
 
     import dagster as dg
     from deltaforge_dagster.resources.lake_spark import LakeSparkResource
@@ -42,11 +42,16 @@ from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.sources.findings import listed
 
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
-"""Makes the functions of `pyspark.sql.functions` those of Spark Connect; PySpark's own builder of sessions sets it too."""
+"""Makes the functions of `pyspark.sql.functions` those of Spark Connect.
+
+PySpark's own session builder sets it as well.
+"""
 
 
 class LakeSparkResource(PySparkResource):
-    """A session on the Spark server of this installation, which is started if needed, with the lake tables of a pipeline.
+    """A session on this installation's Spark server that can read the lake tables of a pipeline.
+
+    The server is started if needed.
 
     The session begins when it is first asked for, and ends with the step. Nobody else has it, so temporary views and
     settings do not disturb the pipeline. It is one of Spark Connect, which has no `spark_context`.

@@ -1,7 +1,7 @@
 """Builds the context of a run: the open installation, and Spark, source and sinks of one pipeline.
 
-It is separate from `platform`, which code server and sensors also use. Spark is imported when the first session is
-made, because that takes half a second, and a run takes the lease before.
+It is separate from `platform`, which code server and sensors also use. Spark is imported only when
+the first session is made, because that takes half a second, and a run can take the lease before.
 """
 
 from __future__ import annotations
