@@ -1,4 +1,4 @@
-"""What every route uses: the installation's state store, journal, Dagster instance and pipelines."""
+"""What every route uses: the installation's store, journal, Dagster instance and pipelines."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ class ApiContext:
         self._files = PipelineFiles(settings)
 
     def pipelines(self) -> list[AnyPipeline]:
-        """Return every pipeline as its file or document is now, sorted by name; only changed files are read.
+        """Return every pipeline as its file or document is now, sorted by name.
 
-        Those that have run and have no file any more are among them, as broken ones.
+        Only files that have changed are read.
+
+        Pipelines that have run, but whose file is gone, are included as broken ones.
         """
         with self._lock:
             pipelines = self._files.installed(self.store)

@@ -1,4 +1,7 @@
-"""The page that describes the API, made from its OpenAPI document; it loads nothing from elsewhere, and needs no script."""
+"""The page that describes the API, made from its OpenAPI document.
+
+It loads nothing from other servers, and needs no script.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class BuildFailed(RequestRefused):
 
 
 class ClientGone(RequestRefused):
-    """The client has closed the connection; the status, which is nginx's, only appears in metrics."""
+    """The client has closed the connection; the status, nginx's, only appears in metrics."""
 
     status = 499
     code = "CLIENT_GONE"

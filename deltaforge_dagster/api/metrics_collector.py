@@ -40,7 +40,7 @@ _TRAFFIC = {
     families.SINK_ABORTS: "aborts",
     families.KAFKA_RETRIES: "retries",
 }
-"""Families of what only some sinks' clients count, with the name of that count."""
+"""Families that only some sinks' clients can count, with the name of the count (`traffic`)."""
 
 
 def collect(
@@ -279,9 +279,10 @@ def _build() -> _Values:
 
 
 def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
-    """Return zeros for the labels known from the pipeline files, so that a first count shows as an increase.
+    """Return zeros for the labels that are known from the pipeline files.
 
-    What can never count has no zero: a series says that something is counted.
+    With them a first count shows as an increase. Counters that can never increase get no zero,
+    because a series says that something is counted.
     """
     if family.kind != "counter":
         return {}

@@ -215,7 +215,7 @@ def _has_labels(pipeline: AnyPipeline, wanted: list[str]) -> bool:
 
 
 def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
-    """Return whether one label filter matches; keys may contain `:` or `=`, so every split is tried."""
+    """Return whether a label filter matches; keys may have `:` or `=`, so every split is tried."""
     if wanted in labels:
         return True
     return any(

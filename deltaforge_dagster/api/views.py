@@ -50,7 +50,10 @@ def troubles(now: Health) -> list[Trouble]:
 
 
 def shown(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a spec with secrets masked and scripts as hashes, since these may contain values of variables."""
+    """Return a spec with secrets masked and scripts replaced by hashes.
+
+    Scripts may contain values of variables.
+    """
     return kept_form(spec)
 
 

@@ -48,7 +48,7 @@ class _Newest:
 
 @dataclass(frozen=True, slots=True)
 class _Plotted:
-    """The figures of a pipeline that were last written, and when they were last computed."""
+    """The last written figures of a pipeline, and the monotonic time of their last computation."""
 
     figures: Mapping[str, float]
     seen: float = field(default_factory=time.monotonic)

@@ -131,7 +131,7 @@ class Health:
 
     @property
     def uncaptured(self) -> HealthProblem | None:
-        """The first error that prevents capture; None if there is none, or capture is not desired."""
+        """The first error that prevents capture; None if none does, or capture is not desired."""
         return self.problems[0] if self.status == "failed" else None
 
 

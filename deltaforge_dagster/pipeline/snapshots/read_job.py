@@ -81,7 +81,7 @@ class StageJob:
             A row of `REPORT` for each chunk, up to one that cannot be read.
         """
         for _ in numbers:
-            at = 0  # the error of opening the reader counts as one of the first chunk
+            at = 0  # the index with which an error before the first chunk is reported
             try:
                 with self.source.snapshots().reader() as reader:
                     for at, chunk in enumerate(self.chunks):
