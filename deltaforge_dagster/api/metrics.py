@@ -72,7 +72,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500
+        status = 500  # if the application fails before a response starts
 
         async def answered(message: Message) -> None:
             nonlocal status

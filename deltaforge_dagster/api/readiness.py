@@ -31,7 +31,7 @@ class Readiness:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._unready: str | None = ""
+        self._unready: str | None = ""  # neither ready (None) nor a reason: the first check logs
         self._seen: dict[str, Health] = {}
 
     def check(self) -> None:

@@ -28,6 +28,7 @@ class Backoff:
 
     def next_delay(self) -> float:
         """Return the seconds to wait after one more failure."""
+        # After so many doublings every maximum is reached; the power must not overflow.
         delay = min(self._initial * 2.0 ** min(self._failures, 30), self._maximum)
         self._failures += 1
         return delay * random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries, keeps no secret

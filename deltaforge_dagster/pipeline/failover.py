@@ -71,6 +71,7 @@ class Failover:
         )
         position = source.relocate(start, previous)
         deltas = self._deltas(source)
+        # Before anything is recorded, so that a refused server is examined again at the next start.
         self._refuse(deltas)
         self._lease.write(lambda writer: self._record(writer, previous, identity, position, deltas))
         return position

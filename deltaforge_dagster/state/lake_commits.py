@@ -9,12 +9,14 @@ table has everything up to a segment of its own; its commits are planned, and re
 has reached the front. The sink's checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or
 a rebuilt journal, and `restart` puts everything there.
 
-A table may have *pending changes* beside it, in a table of their own. That a commit goes there is stored before it is
-written, so that they are folded whatever happens.
+A table may have *pending changes*, which are kept in a separate table until they are folded into
+it. Before a commit is written there, this is stored, so that the changes are folded even if the run
+is killed.
 
-A table that is to be loaded again (`LakeResync`) is recreated where the front is, between two commits, and then gets what
-follows, with the rows of a snapshot that is requested in the same transaction. Until it was recreated, it is held; its
-pending changes are forgotten then.
+A table that is to be loaded again (`LakeResync`) is recreated where the front is, between two
+commits. Then it gets the commits that follow, with the rows of a snapshot that is requested in the
+same transaction as the resync begins. Until it was recreated, it is held; its pending changes are
+forgotten then.
 
 What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
 is published in Dagster; the last one of a table is kept.
@@ -125,7 +127,7 @@ class LakeResync:
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """A table that has, or may have, pending changes beside it.
+    """A table that has, or may have, pending changes.
 
     Attributes:
         sink: The sink.

@@ -4,8 +4,8 @@
 only a server can tell: why capture fails (`Failure`), what the source lacks (`NotedFinding`), when the source was
 last checked. So `health` is cheap, works while servers are down, and gives the same answer everywhere.
 
-A run reads the log, a tick does not. A failure that does not pass by itself, and that a run has met, is over
-when a run reads again; any other failure when a tick or a run can use the source.
+A run reads the log, a tick does not. A failure of a run that does not pass by itself is over when a
+run reads the log again; any other failure is over when a tick or a run can use the source.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def capture_failed(
     Args:
         store: Where it is recorded.
         name: The pipeline.
-        by: Whether a tick or a run has met the error.
+        by: Whether the error occurred in a tick or in a run.
         error: The error.
         next_attempt_at: When capture is automatically tried again, by the store's clock; ignored if somebody
             must fix the error.
@@ -481,7 +481,7 @@ def _capture(
             failure.subject,
             failure.message,
         ):
-            continue  # a check has met what capture fails with
+            continue  # the check found the same problem as capture
         yield HealthProblem(
             finding.subject, finding.level, finding.text, commands_of(finding.remedy), finding.since
         )

@@ -20,7 +20,7 @@ Spark calls timestamps without a time zone `timestamp_ntz`, and never wrote thes
 
 
 def int96_findings(store: StateStore | None, loaded: LoadedPipeline) -> list[Finding]:
-    """Return a warning for each table of which files may have the source's timestamps as INT96."""
+    """Return a warning for each table whose files may have the source's timestamps as INT96."""
     return [] if store is None else list(_findings(store, loaded))
 
 

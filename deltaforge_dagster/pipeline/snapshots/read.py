@@ -269,7 +269,7 @@ class SnapshotRun:
             raise SparkUnavailable(
                 f"snapshot {snapshot.snapshot}: the Spark job that reads {task.table} failed "
                 f"({spark_condition(error)}); see the server's log"
-            ) from None
+            ) from None  # the text of Spark's error may quote values of rows
         written, problem = written_by(report)
         for number, written_chunk in written:
             self._note(snapshot, task.chunks[number], written_chunk, before)
@@ -283,6 +283,7 @@ class SnapshotRun:
         first = first_not_visible(self._store, before, written.sight)
         noted = (
             first is not None
+            # Sinks may start with that segment: they lack earlier changes that the read missed.
             and first >= snapshot.since_segment
             and self._store.snapshots.stage(
                 self._name,
