@@ -59,15 +59,15 @@ def collect(
     for stored in itertools.chain(store.metrics.read(), counted):
         numbers[stored.name].append(stored)
     loaded = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
-    now = _Now(store, pipelines, loaded, numbers)
+    gauges = _Now(store, pipelines, loaded, numbers)
     for family in FAMILIES.values():
         if family.kind == "histogram":
             yield _histogram(family, numbers[family.name], numbers[family.name + SUM])
             continue
         values = _zeros(family, loaded)
         values |= _summed(family, numbers[_ALIKE.get(family, family).name])
-        if family in now.made:
-            values |= now.made[family]()
+        if family in gauges.made:
+            values |= gauges.made[family]()
         yield _plain(family, values)
 
 

@@ -63,22 +63,22 @@ class Readiness:
         else:
             logger.warning("not ready", extra={"fields": {"reason": unready}})
 
-    def _pipeline(self, pipeline: AnyPipeline, now: Health) -> None:
+    def _pipeline(self, pipeline: AnyPipeline, state: Health) -> None:
         before = self._seen.get(pipeline.name)
-        if before is not None and (now.status, now.error) == (before.status, before.error):
+        if before is not None and (state.status, state.error) == (before.status, before.error):
             return
-        self._seen[pipeline.name] = now
+        self._seen[pipeline.name] = state
         fields = {
             "pipeline": pipeline.name,
             "tenant": pipeline.spec.metadata.tenant
             if isinstance(pipeline, LoadedPipeline)
             else None,
-            "status": now.status,
+            "status": state.status,
             "before": None if before is None else before.status,
-            "reason": now.error,
+            "reason": state.error,
         }
-        level = logging.INFO if now.well else logging.WARNING
-        logger.log(level, "the pipeline is %s", now.status, extra={"fields": fields})
+        level = logging.INFO if state.well else logging.WARNING
+        logger.log(level, "the pipeline is %s", state.status, extra={"fields": fields})
 
 
 @contextmanager

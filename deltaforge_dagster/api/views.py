@@ -30,22 +30,22 @@ from deltaforge_dagster.state.store import StateStore
 
 def info(store: StateStore, pipeline: AnyPipeline) -> PipeInfo:
     """Return a pipeline with its status."""
-    now = health(store, pipeline)
+    state = health(store, pipeline)
     spec = shown(pipeline.spec) if isinstance(pipeline, LoadedPipeline) else None
     return PipeInfo(
         name=pipeline.name,
-        status=now.status,
+        status=state.status,
         spec=spec,
-        error=None if now.error is None else mask(now.error),
-        problems=troubles(now),
-        seen_at=now.seen_at,
+        error=None if state.error is None else mask(state.error),
+        problems=troubles(state),
+        seen_at=state.seen_at,
     )
 
 
-def troubles(now: Health) -> list[Trouble]:
+def troubles(state: Health) -> list[Trouble]:
     """Return a pipeline's problems, with secrets masked."""
     return [
-        Trouble(**{**problem.to_json(), "text": mask(problem.text)}) for problem in now.problems
+        Trouble(**{**problem.to_json(), "text": mask(problem.text)}) for problem in state.problems
     ]
 
 

@@ -129,8 +129,8 @@ def _deliver(
     reprocess = context.run.tags.get(RUN_TAG) == "reprocess"
 
     def log(done: ReplayedRange) -> None:
-        what = {"reprocessed" if reprocess else "replayed": done.messages}
-        _log_again(context, run_context, loaded.name, sink_id, done.range, **what)
+        counts = {"reprocessed" if reprocess else "replayed": done.messages}
+        _log_again(context, run_context, loaded.name, sink_id, done.range, **counts)
 
     delivered, lacking = split_by_delivery(run_context.store, loaded.name, sink_id, ranges)
     if reprocess and lacking:

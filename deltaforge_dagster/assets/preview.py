@@ -36,7 +36,7 @@ def processors(preview: Preview) -> Grid:
     """Return the counts and the latency of each processor, in the order of the chain."""
     rows = []
     for name, counts in preview.processors.items():
-        own = {counter: n for counter, n in counts.items() if counter not in _SHOWN}
+        other_counts = {counter: n for counter, n in counts.items() if counter not in _SHOWN}
         latency = counts["busy_us"] / max(counts["calls"], 1) / 1000
         rows.append(
             (
@@ -44,7 +44,9 @@ def processors(preview: Preview) -> Grid:
                 f"{counts['events_in']:,}",
                 f"{counts['events_out']:,}",
                 f"{latency:.1f} ms",
-                ", ".join(f"{counter} {count:,}" for counter, count in sorted(own.items())),
+                ", ".join(
+                    f"{counter} {count:,}" for counter, count in sorted(other_counts.items())
+                ),
             )
         )
     return Grid(("processor", "in", "out", "per call", "counted"), tuple(rows))

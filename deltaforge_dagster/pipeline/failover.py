@@ -96,13 +96,15 @@ class Failover:
             newest = versions[-1]
             name = newest.full_name
             try:
-                now = source.schema(name)
+                current = source.schema(name)
             except SourceMisconfigured:
-                now = None
-            if now is not None and name not in existing:
+                current = None
+            if current is not None and name not in existing:
                 continue  # it exists, but is no longer captured
-            deltas[newest.db, name] = differences(newest, now)
-            if now is not None and any(not differences(version, now) for version in versions):
+            deltas[newest.db, name] = differences(newest, current)
+            if current is not None and any(
+                not differences(version, current) for version in versions
+            ):
                 deltas[newest.db, name] = []  # equal to an earlier version
         return deltas
 
@@ -126,12 +128,12 @@ class Failover:
         logger.warning("source %s: tables changed: %s", self._source_id, text)
 
 
-def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
+def differences(before: TableSchema, after: TableSchema | None) -> list[str]:
     """Return the differences of two table versions as texts: kind of difference and column."""
-    if now is None:
+    if after is None:
         return ["table_dropped"]
     old = {column.name: column.data_type for column in before.columns}
-    new = {column.name: column.data_type for column in now.columns}
+    new = {column.name: column.data_type for column in after.columns}
     deltas = [f"column_added {name}" for name in new if name not in old]
     deltas += [f"column_dropped {name}" for name in old if name not in new]
     deltas += [
@@ -139,6 +141,6 @@ def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
         for name in old
         if new.get(name) and old[name] != new[name]  # a source may not know a column's type
     ]
-    if set(before.primary_key) != set(now.primary_key):
-        deltas.append(f"{_KEY_CHANGED} ({', '.join(now.primary_key) or 'none'})")
+    if set(before.primary_key) != set(after.primary_key):
+        deltas.append(f"{_KEY_CHANGED} ({', '.join(after.primary_key) or 'none'})")
     return deltas

@@ -29,10 +29,10 @@ Versions: TypeAlias = "set[tuple[str, str]]"
 """Pairs of a table and a version of it that a run has captured."""
 
 
-def captured(source: str, segment: WrittenSegment, now: float, met: Versions) -> Tally:
+def captured(source: str, segment: WrittenSegment, now: float, seen: Versions) -> Tally:
     """Return the tally of a segment captured at `now`, seconds since 1970.
 
-    Adds the segment's table versions to `met`.
+    Adds the segment's table versions to `seen`.
     """
     tally = Tally()
     versions = {
@@ -40,9 +40,9 @@ def captured(source: str, segment: WrittenSegment, now: float, met: Versions) ->
         for table, contained in segment.schema_versions.items()
         for version in ([contained] if isinstance(contained, str) else contained)
     }
-    tally.add(families.SOURCE_SCHEMA_HITS, len(versions & met), source=source)
-    tally.add(families.SOURCE_SCHEMA_MISSES, len(versions - met), source=source)
-    met |= versions
+    tally.add(families.SOURCE_SCHEMA_HITS, len(versions & seen), source=source)
+    tally.add(families.SOURCE_SCHEMA_MISSES, len(versions - seen), source=source)
+    seen |= versions
     for table, ops in segment.counts.items():
         for op, count in ops.items():
             tally.add(families.SOURCE_EVENTS, count, source=source, table=table, op=op)

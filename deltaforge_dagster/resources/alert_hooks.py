@@ -141,14 +141,14 @@ def _sent(client: httpx.Client, hook: AlertHook, message: Mapping[str, Any]) -> 
 
 def _text(message: Mapping[str, Any]) -> str:
     """Return a message as text for Slack."""
-    what = f"`{message['check']}` of `{message['asset']}`"
+    check = f"`{message['check']}` of `{message['asset']}`"
     name = f"*{message['pipeline']}*"
     if message["event"] == "recovered":
         return (
-            f"{_ICONS['recovered']} {name}: {what} has recovered (failed since {message['since']})"
+            f"{_ICONS['recovered']} {name}: {check} has recovered (failed since {message['since']})"
         )
     return (
-        f"{_ICONS['problem']} {name}: {what} fails ({message['severity']}); "
+        f"{_ICONS['problem']} {name}: {check} fails ({message['severity']}); "
         f"for details: `deltaforge status {message['pipeline']}`"
     )
 

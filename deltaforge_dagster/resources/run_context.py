@@ -29,8 +29,8 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     def sessions(session_id: str | None, remember: Callable[[str], None]) -> SparkSessions:
         from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above
 
-        own = bool(declared.processors)
-        return SparkSessions(settings, session_id, remember, own_workers=own)
+        own_workers = bool(declared.processors)
+        return SparkSessions(settings, session_id, remember, own_workers=own_workers)
 
     return RunContext(
         store=opened.store,

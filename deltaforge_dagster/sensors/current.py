@@ -34,6 +34,6 @@ def current(
     return pipeline
 
 
-def is_outdated(settings: Settings, loaded: LoadedPipeline, now: LoadedPipeline) -> bool:
+def is_outdated(settings: Settings, loaded: LoadedPipeline, current: LoadedPipeline) -> bool:
     """Return whether definitions are older than the file, and Dagster reloads them only on a user's request."""
-    return settings.dagster_url is None and loaded.hash != now.hash
+    return settings.dagster_url is None and loaded.hash != current.hash

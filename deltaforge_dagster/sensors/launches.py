@@ -123,12 +123,12 @@ def _works_for(run: dg.DagsterRun, name: str) -> bool:
 def _finding(
     name: str, job: str, last: Sequence[dg.RunRecord], cause_of: Callable[[str], str]
 ) -> NotedFinding:
-    which = "run" if len(last) == 1 else pluralize(len(last), "run")
+    runs = "run" if len(last) == 1 else pluralize(len(last), "run")
     return NotedFinding(
         "runs",
         # The sensor's runs are those that capture and deliver; the next tick starts another one.
         "error" if job == job_name(name) and len(last) > 1 else "warning",
-        f"Dagster could not start the last {which} of {job}: {cause_of(last[0].dagster_run.run_id)}",
+        f"Dagster could not start the last {runs} of {job}: {cause_of(last[0].dagster_run.run_id)}",
         None,
         last[-1].create_timestamp.timestamp(),
     )

@@ -150,10 +150,10 @@ def _delete_history(
 
 def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
     """Return the names of all sensors and schedules of this installation."""
-    ours = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
+    names = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
     for loaded in pipelines:
         name = dagster_name(loaded.name)
-        ours |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
+        names |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
         jobs = (maintenance_job_name(loaded.name, sink) for sink in maintained_sinks(loaded))
-        ours |= {f"{job}_schedule" for job in jobs}
-    return ours
+        names |= {f"{job}_schedule" for job in jobs}
+    return names

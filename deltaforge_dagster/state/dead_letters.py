@@ -189,8 +189,8 @@ class DeadLetterRepository:
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            these = _these(sink=sink, seqs=seqs, up_to=up_to)
-            return _give_up(connection, name, "acknowledged", these)
+            condition = _these(sink=sink, seqs=seqs, up_to=up_to)
+            return _give_up(connection, name, "acknowledged", condition)
 
     def expire(self, name: str, older_than: float) -> int:
         """Drop and count the dead entries older than this many seconds; return how many there were."""
@@ -283,9 +283,9 @@ class DeadLetterWrites:
         """Drop and count the dead entries older than this many seconds; return how many there were."""
         return _expire(self._connection, self._pipeline, older_than)
 
-    def _delivered(self, which: ColumnElement[bool]) -> int:
+    def _delivered(self, condition: ColumnElement[bool]) -> int:
         return self._connection.execute(
-            delete(dead_letters).where(dead_letters.c.pipeline == self._pipeline, which)
+            delete(dead_letters).where(dead_letters.c.pipeline == self._pipeline, condition)
         ).rowcount
 
 
@@ -334,12 +334,14 @@ def _these(
 
 
 def _give_up(
-    connection: Connection, pipeline: str, fate: undelivered.Fate, *which: ColumnElement[bool]
+    connection: Connection, pipeline: str, fate: undelivered.Fate, *conditions: ColumnElement[bool]
 ) -> int:
     """Remove entries that will never be delivered and record their fate; return how many."""
     columns = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
     gone = connection.execute(
-        delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which).returning(*columns)
+        delete(dead_letters)
+        .where(dead_letters.c.pipeline == pipeline, *conditions)
+        .returning(*columns)
     )
     places = [(sink, segment, ordinal) for sink, segment, ordinal in gone]
     undelivered.note(connection, pipeline, fate, places)

@@ -158,14 +158,16 @@ def _noted(
         stored.away[name] = now if checked_at is None else checked_at
         changed = True
     for name, table in tables.items():
-        had = stored.identities.setdefault(name, [])
+        identities = stored.identities.setdefault(name, [])
         away = stored.away.pop(name, None)
-        if table.identity in had and away is None:
+        if table.identity in identities and away is None:
             continue
         changed = True
-        cause: GapCause = "new" if not had else "away" if table.identity in had else "remade"
-        if table.identity not in had:
-            had.append(table.identity)
+        cause: GapCause = (
+            "new" if not identities else "away" if table.identity in identities else "remade"
+        )
+        if table.identity not in identities:
+            identities.append(table.identity)
         if cause == "new" and (table.whole or table.empty):
             continue
         since = None if cause == "new" else away if away is not None else checked_at

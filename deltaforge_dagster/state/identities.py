@@ -160,8 +160,8 @@ def _by_name(table: TableSchema, before: VersionColumns, changes: ColumnChanges)
         name = column.name.lower()
         if name in added:
             continue
-        was = former.get(name, column.name)
-        identity = before.identities.get(was) or folded.get(was.lower())
+        former_name = former.get(name, column.name)
+        identity = before.identities.get(former_name) or folded.get(former_name.lower())
         if identity is not None and identity not in same.values():
             same[column.name] = identity
     stated = {name.lower(): fill for name, fill in changes.fills.items()}

@@ -347,8 +347,8 @@ class LakeCommitWrites:
         )
         if before and segment < before[_FRONT]["segment"]:
             # The commits that follow add the dropped changes again; none are sure to be there now.
-            mine = _of_pending(self._pipeline, sink)
-            self._connection.execute(update(lake_pending).where(mine).values(changes=0))
+            condition = _of_pending(self._pipeline, sink)
+            self._connection.execute(update(lake_pending).where(condition).values(changes=0))
         for resync in _resyncs(self._connection, self._pipeline, sink):
             if resync.begun:
                 self._hold_recreated(sink, resync.destination, segment)
@@ -373,11 +373,11 @@ class LakeCommitWrites:
             )
         for resync in wanted:
             self._hold_recreated(sink, resync.destination, front["segment"])
-            mine = and_(
+            condition = and_(
                 _resyncs_of(self._pipeline, sink),
                 lake_resyncs.c.destination == _key(resync.destination),
             )
-            self._connection.execute(update(lake_resyncs).where(mine).values(begun=True))
+            self._connection.execute(update(lake_resyncs).where(condition).values(begun=True))
         insert_snapshot(
             self._connection,
             self._pipeline,
@@ -406,17 +406,19 @@ class LakeCommitWrites:
             columns: Name and type of each of its columns.
         """
         self.folded(sink, destination)
-        mine = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
+        condition = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
         key = orjson.dumps(source).decode()
-        for stored in self._connection.execute(select(lake_writes).where(mine)).mappings():
+        for stored in self._connection.execute(select(lake_writes).where(condition)).mappings():
             if stored["source"] == key or tuple(stored["destination"]) == destination:
                 of_source = lake_writes.c.source == stored["source"]
-                now = {
+                values = {
                     "destination": destination,
                     "lacking": None,
                     "columns": [list(column) for column in columns],
                 }
-                self._connection.execute(update(lake_writes).where(mine, of_source).values(**now))
+                self._connection.execute(
+                    update(lake_writes).where(condition, of_source).values(**values)
+                )
         self._connection.execute(
             delete(lake_resyncs).where(
                 _resyncs_of(self._pipeline, sink), lake_resyncs.c.destination == _key(destination), lake_resyncs.c.begun
@@ -457,10 +459,10 @@ class LakeCommitWrites:
         rows = _pending(self._connection, _of_pending(self._pipeline, sink))
         segments = {row.destination: row.segment for row in rows}
         for destination, source in tables.items():
-            mine = _of_pending(self._pipeline, sink, destination)
+            condition = _of_pending(self._pipeline, sink, destination)
             if destination in segments:
                 last = max(segments[destination], to)
-                self._connection.execute(update(lake_pending).where(mine).values(segment=last))
+                self._connection.execute(update(lake_pending).where(condition).values(segment=last))
                 continue
             self._connection.execute(
                 insert(lake_pending).values(
@@ -602,16 +604,16 @@ class LakeCommitWrites:
         A table skips such commits after a `restart`.
         """
         for write in writes:
-            mine = _of_table(self._pipeline, sink, write)
-            last = select(func.max(lake_writes.c.segment)).where(mine)
+            condition = _of_table(self._pipeline, sink, write)
+            last = select(func.max(lake_writes.c.segment)).where(condition)
             before = self._connection.execute(last).scalar()
             if before is not None and before >= to:
                 continue
             lacked = self._connection.execute(
-                select(lake_writes.c.lacking).where(mine, lake_writes.c.segment == before)
+                select(lake_writes.c.lacking).where(condition, lake_writes.c.segment == before)
             ).scalar()
             lacking = sorted({*(lacked or ()), *write.lacking})
-            self._connection.execute(delete(lake_writes).where(mine, lake_writes.c.published))
+            self._connection.execute(delete(lake_writes).where(condition, lake_writes.c.published))
             self._connection.execute(
                 insert(lake_writes).values(
                     pipeline=self._pipeline,
@@ -776,8 +778,8 @@ def _resyncs(connection: Connection, pipeline: str, sink: str | None) -> list[La
 
 
 def _resyncs_of(pipeline: str, sink: str | None) -> ColumnElement[bool]:
-    mine = lake_resyncs.c.pipeline == pipeline
-    return mine if sink is None else and_(mine, lake_resyncs.c.sink == sink)
+    condition = lake_resyncs.c.pipeline == pipeline
+    return condition if sink is None else and_(condition, lake_resyncs.c.sink == sink)
 
 
 def _of(pipeline: str, sink: str) -> ColumnElement[bool]:

@@ -198,11 +198,11 @@ def check_lease(connection: Connection, lease: Lease) -> None:
         LeaseLost: It was released, has expired (even if no other run took it), or another run holds it.
     """
     held = lock_lease(connection, lease.pipeline, lease)
-    mine = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
+    subject = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
     if held.epoch != lease.epoch:
-        raise LeaseLost(f"{mine} lost its lease to run {held.run_id} (epoch {held.epoch})")
+        raise LeaseLost(f"{subject} lost its lease to run {held.run_id} (epoch {held.epoch})")
     if held.run_id is None:
-        raise LeaseLost(f"{mine} has released its lease")
+        raise LeaseLost(f"{subject} has released its lease")
     if not held.live:
         late = held.now - held.expires_at
-        raise LeaseLost(f"{mine} lost its lease, which expired {late:.1f} s ago without renewal")
+        raise LeaseLost(f"{subject} lost its lease, which expired {late:.1f} s ago without renewal")

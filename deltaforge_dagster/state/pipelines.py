@@ -258,15 +258,15 @@ class PipelineRepository:
         with self._database.read() as connection:
             return read_early(connection, name)
 
-    def note_since(self, name: str, what: str) -> None:
+    def note_since(self, name: str, condition: str) -> None:
         """Record that a condition of `state.since` begins now."""
         with self._database.write() as connection:
-            since.begin(connection, name, what)
+            since.begin(connection, name, condition)
 
-    def since(self, name: str, what: str) -> float | None:
+    def since(self, name: str, condition: str) -> float | None:
         """Return when a condition of `state.since` last began; None if that was not recorded."""
         with self._database.read() as connection:
-            return since.read_since(connection, name, what)
+            return since.read_since(connection, name, condition)
 
     def documents(self) -> list[StoredSpec]:
         """Return all stored documents, sorted by name."""
@@ -333,8 +333,8 @@ class PipelineRepository:
                     connection.execute(delete(table).where(table.c.pipeline == name))
             connection.execute(delete(pipelines).where(pipelines.c.name == name))
             for primitive in (kv, log, slot, queue):
-                own = primitive.c.ns.endswith(f"/{name}", autoescape=True)
-                connection.execute(delete(primitive).where(own))
+                in_namespace = primitive.c.ns.endswith(f"/{name}", autoescape=True)
+                connection.execute(delete(primitive).where(in_namespace))
             numbers = orjson.dumps([row.next_segment, row.next_range])
             put_value(connection, _NUMBERS, name, numbers)
             return row.uid

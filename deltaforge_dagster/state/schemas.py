@@ -120,8 +120,8 @@ class TableHistory:
 
     def names_now(self, identities: Collection[str]) -> list[str]:
         """Return the current names of the columns with these identities; without dropped ones."""
-        now = self.newest.columns.identities
-        return [name for name, identity in now.items() if identity in identities]
+        current = self.newest.columns.identities
+        return [name for name, identity in current.items() if identity in identities]
 
     def until(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
         """Return all versions that the table has had until `version` was last in force."""

@@ -135,5 +135,5 @@ def _progress(connection: Connection, pipeline: str) -> Progress | None:
     return None if value is None else Progress(**orjson.loads(value))
 
 
-def _put(connection: Connection, pipeline: str, now: Progress) -> None:
-    put_value(connection, _namespace(pipeline), _PROGRESS, orjson.dumps(asdict(now)))
+def _put(connection: Connection, pipeline: str, progress: Progress) -> None:
+    put_value(connection, _namespace(pipeline), _PROGRESS, orjson.dumps(asdict(progress)))

@@ -24,14 +24,14 @@ def notice_of(sink: str) -> str:
     return f"notice/{sink}"
 
 
-def begin(connection: Connection, pipeline: str, what: str) -> None:
+def begin(connection: Connection, pipeline: str, condition: str) -> None:
     """Record that a condition begins now."""
-    put_value(connection, _namespace(pipeline), what, b"")
+    put_value(connection, _namespace(pipeline), condition, b"")
 
 
-def read_since(connection: Connection, pipeline: str, what: str) -> float | None:
+def read_since(connection: Connection, pipeline: str, condition: str) -> float | None:
     """Return when a condition last began; None if that was not recorded."""
-    query = select(kv.c.updated_at).where(kv.c.ns == _namespace(pipeline), kv.c.key == what)
+    query = select(kv.c.updated_at).where(kv.c.ns == _namespace(pipeline), kv.c.key == condition)
     since: float | None = connection.execute(query).scalar()
     return since
 

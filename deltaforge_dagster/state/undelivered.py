@@ -54,12 +54,12 @@ class UndeliveredWrites:
             ordinal: The last row of this segment that the checkpoint has passed.
             complete: Whether the checkpoint has passed the whole segment.
         """
-        ours = (undelivered.c.pipeline == self._pipeline) & (undelivered.c.sink == sink)
+        of_sink = (undelivered.c.pipeline == self._pipeline) & (undelivered.c.sink == sink)
         kept = (
             {} if complete else _of_segment(self._connection, self._pipeline, segment).get(sink, {})
         )
         last = segment if complete else segment - 1
-        self._connection.execute(delete(undelivered).where(ours, undelivered.c.segment > last))
+        self._connection.execute(delete(undelivered).where(of_sink, undelivered.c.segment > last))
         for fate, runs in kept.items():
             passed = [number for run in runs for number in run if number <= ordinal]
             note(

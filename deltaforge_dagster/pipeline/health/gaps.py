@@ -80,8 +80,8 @@ def sinks_that_lack(
     ]
     if reads[0]:
         # First: a resync waits for a snapshot, which otherwise could not be requested.
-        which = f"--tables {','.join(reads[0])} --sinks {','.join(sorted(reads[1]))}"
-        remedy.insert(0, f"deltaforge snapshot start {name} {which}")
+        options = f"--tables {','.join(reads[0])} --sinks {','.join(sorted(reads[1]))}"
+        remedy.insert(0, f"deltaforge snapshot start {name} {options}")
     for number, (gap, sinks) in enumerate(lacking):
         text = f"{_what(gap)}; this concerns {', '.join(sinks)}"
         text += f" (if nobody needs them there: deltaforge acknowledge {name} --tables {gap.table})"
@@ -115,10 +115,10 @@ def _what(gap: Gap) -> str:
     since = "an unknown time" if gap.since is None else _time(gap.since)
     if gap.cause == "away":
         return f"rows written between {since} and {until} were not captured, because the log did not have the table"
-    what = f"the table was dropped and another one made between {since} and {until}"
+    text = f"the table was dropped and another one made between {since} and {until}"
     if gap.whole:
-        return f"{what}: the log does not say that the rows of the former are gone"
-    return f"{what}: rows written meanwhile were not captured, nor that the former rows are gone"
+        return f"{text}: the log does not say that the rows of the former are gone"
+    return f"{text}: rows written meanwhile were not captured, nor that the former rows are gone"
 
 
 def _time(seconds: float) -> str:

@@ -441,16 +441,20 @@ def _first(left: float | None, right: float | None) -> float | None:
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
     capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
-    others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    other_problems = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     for problem in _dagster(store, row, now):
-        (capture if problem.severity == "error" else others).append(problem)
+        (capture if problem.severity == "error" else other_problems).append(problem)
     failed = any(problem.severity == "error" for problem in capture)
     if row.outdated_since is not None and spec is not None:
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
-        others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
+        other_problems.append(
+            HealthProblem("definitions", "warning", text, since=row.outdated_since)
+        )
     log, early = store.pipelines.source_log(row.name), store.pipelines.early_confirmation(row.name)
-    others += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
-    problems = sorted(_once([*capture, *others]), key=lambda problem: problem.severity != "error")
+    other_problems += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
+    problems = sorted(
+        _once([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
+    )
     return Health(
         "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
     )

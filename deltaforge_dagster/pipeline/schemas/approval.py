@@ -80,11 +80,11 @@ class _RowStream:
         if not indexes.size:
             return batches
         last_of_its_own = np.append(transactions[1:] != transactions[:-1], transactions[-1] < whole)
-        mine = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
+        own_rows = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
         if not last_of_its_own[-1]:
-            self.last = mine.slice(len(indexes) - 1)
-            mine = mine.slice(0, len(indexes) - 1)
-        return [*batches, mine] if mine.num_rows else batches
+            self.last = own_rows.slice(len(indexes) - 1)
+            own_rows = own_rows.slice(0, len(indexes) - 1)
+        return [*batches, own_rows] if own_rows.num_rows else batches
 
     def end(self) -> list[pa.RecordBatch]:
         """Return the row that was kept back, as the last one of its transaction."""

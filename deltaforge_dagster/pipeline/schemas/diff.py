@@ -55,15 +55,15 @@ def differences(
         if name not in new or name in others
     ]
     for name, column in new.items():
-        was = None if name in others else old.get(name)
-        if was is None:
+        former = None if name in others else old.get(name)
+        if former is None:
             deltas.append(SchemaDifference("added", name, None, _described(column)))
-        elif _described(was) != _described(column) or was.type_oid != column.type_oid:
-            deltas.append(SchemaDifference("changed", name, _described(was), _described(column)))
-    kept = [name for name in old if name in new]
-    now = [name for name in new if name in old]
-    for name in kept:
-        if kept.index(name) != now.index(name):
+        elif _described(former) != _described(column) or former.type_oid != column.type_oid:
+            deltas.append(SchemaDifference("changed", name, _described(former), _described(column)))
+    old_order = [name for name in old if name in new]
+    new_order = [name for name in new if name in old]
+    for name in old_order:
+        if old_order.index(name) != new_order.index(name):
             ordinals = (str(columns[name].ordinal_position) for columns in (old, new))
             deltas.append(SchemaDifference("moved", name, *ordinals))
     if before.primary_key != after.primary_key:
@@ -76,11 +76,11 @@ def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDiff
     before = history.before(version)
     if before is None:
         return []
-    own = version.columns.identities
+    identities = version.columns.identities
     others = {
         name
         for name, identity in before.columns.identities.items()
-        if own.get(name, identity) != identity
+        if identities.get(name, identity) != identity
     }
     return differences(before.table, version.table, others)
 

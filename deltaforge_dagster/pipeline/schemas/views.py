@@ -204,9 +204,9 @@ def find(
     return selected
 
 
-def columns(of: TableSchema) -> list[View]:
+def columns(schema: TableSchema) -> list[View]:
     """Return the columns of a version in its order."""
-    return [_column(of, column) for column in of.columns]
+    return [_column(schema, column) for column in schema.columns]
 
 
 def _at(history: TableHistory, text: str) -> SchemaVersion | None:
@@ -221,14 +221,14 @@ def _at(history: TableHistory, text: str) -> SchemaVersion | None:
 
 
 def _head(history: TableHistory, version: SchemaVersion) -> View:
-    of = version.table
+    schema = version.table
     return {
-        "database": of.db,
-        "schema": of.schema,
-        "table": of.table,
+        "database": schema.db,
+        "schema": schema.schema,
+        "table": schema.table,
         "name": history.name,
-        "column_count": len(of.columns),
-        "primary_key": list(of.primary_key),
+        "column_count": len(schema.columns),
+        "primary_key": list(schema.primary_key),
         "fingerprint": version.stamp.fingerprint,
         "registry_version": version.stamp.version,
     }
@@ -242,7 +242,7 @@ def _pending(history: TableHistory) -> Iterable[int]:
     )
 
 
-def _column(of: TableSchema, column: Column) -> View:
+def _column(schema: TableSchema, column: Column) -> View:
     return {
         "name": column.name,
         # Releases of DeltaForge have used each of these names.
@@ -250,7 +250,7 @@ def _column(of: TableSchema, column: Column) -> View:
         "type_oid": column.type_oid,
         "nullable": column.nullable,
         "ordinal_position": column.ordinal_position,
-        "is_primary_key": column.name in of.primary_key,
+        "is_primary_key": column.name in schema.primary_key,
     }
 
 

@@ -275,9 +275,9 @@ class ChunkDeduplicator:
         read_view = parse_read_view(chunk.sight or "")
         for segment in segments:
             for batch in self._journal.batches(segment, COLUMNS):
-                ours = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
+                of_table = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
                 streamed = pc.not_equal(batch.column("op").cast(pa.string()), pa.scalar("r"))
-                rows = batch.filter(pc.and_(ours, streamed))
+                rows = batch.filter(pc.and_(of_table, streamed))
                 rows = rows.filter(read_view.not_visible(rows))
                 if rows.num_rows:
                     yield rows

@@ -199,5 +199,7 @@ def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:
 
 
 def _updates(rows: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    ours = pc.equal(full_names(rows), pa.scalar(table))
-    return rows.filter(pc.and_(ours, pc.equal(rows.column("op").cast(pa.string()), pa.scalar("u"))))
+    of_table = pc.equal(full_names(rows), pa.scalar(table))
+    return rows.filter(
+        pc.and_(of_table, pc.equal(rows.column("op").cast(pa.string()), pa.scalar("u")))
+    )
