@@ -122,7 +122,7 @@ class ChunkDeduplicator:
             return  # somebody has cancelled the snapshot
         for chunk, _ in taken:
             self._waiting.remove(chunk)
-            # Only now that its rows are durable in a segment: a crash before leaves an orphaned file.
+            # Only now, with its rows durable in a segment: a crash before this leaves an orphan.
             if chunk.path is not None:
                 self._journal.delete(chunk.path)
 
