@@ -103,7 +103,10 @@ def processed(
 
 
 def processing_failed(error: DeltaforgeError, processors: Iterable[str]) -> Tally:
-    """Return the tally of an error of the chain: one error of the processor that its message names, if any."""
+    """Return the tally of an error of the chain.
+
+    It counts one error of the processor that the message names, if it names one.
+    """
     tally = Tally()
     named = _PROCESSOR.search(str(error))
     if named is not None and named[1] in processors:

@@ -336,7 +336,13 @@ def note_findings(store: StateStore, name: str, findings: Sequence[Finding]) -> 
 
 
 def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
-    """Record a tick of a sensor or schedule; `outdated`: with definitions from before the file changed."""
+    """Record a tick of a sensor or schedule.
+
+    Args:
+        store: Where it is recorded.
+        name: The pipeline.
+        outdated: Whether the tick's definitions are older than the pipeline's file.
+    """
     row, now = store.pipelines.get(name), store.now()
     if row is None:
         return
