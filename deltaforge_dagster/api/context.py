@@ -1,4 +1,4 @@
-"""What every route uses: the installation's state store, journal, Dagster instance and pipelines."""
+"""What every route uses: the installation's store, journal, Dagster instance and pipelines."""
 
 from __future__ import annotations
 
@@ -50,14 +50,18 @@ class ApiContext:
         self._files = PipelineFiles(settings)
 
     def pipelines(self) -> list[AnyPipeline]:
-        """Return every pipeline as its file or document is now, sorted by name; only changed files are read.
+        """Return every pipeline as its file or document is now, sorted by name.
 
-        Those that have run and have no file any more are among them, as broken ones.
+        Only files that have changed are read.
+
+        Pipelines that have run, but whose file is gone, are included as broken ones.
         """
         with self._lock:
-            found = self._files.installed(self.store)
-        gone = without_file(self.store.pipelines.read(), found)
-        return sorted([*found, *gone], key=lambda one: one.name) if gone else found
+            pipelines = self._files.installed(self.store)
+        gone = without_file(self.store.pipelines.read(), pipelines)
+        return (
+            sorted([*pipelines, *gone], key=lambda pipeline: pipeline.name) if gone else pipelines
+        )
 
     def pipeline(self, name: str) -> AnyPipeline:
         """Return one pipeline.
@@ -65,9 +69,9 @@ class ApiContext:
         Raises:
             PipelineNotFound: There is no pipeline of that name.
         """
-        for one in self.pipelines():
-            if one.name == name:
-                return one
+        for pipeline in self.pipelines():
+            if pipeline.name == name:
+                return pipeline
         raise PipelineNotFound(name)
 
     def loaded(self, name: str) -> LoadedPipeline:
@@ -77,10 +81,10 @@ class ApiContext:
             PipelineNotFound: There is no pipeline of that name.
             PipelineBroken: Its file or document has problems.
         """
-        found = self.pipeline(name)
-        if isinstance(found, BrokenPipeline):
-            raise PipelineBroken(found)
-        return found
+        pipeline = self.pipeline(name)
+        if isinstance(pipeline, BrokenPipeline):
+            raise PipelineBroken(pipeline)
+        return pipeline
 
 
 def _context(request: Request) -> ApiContext:

@@ -55,8 +55,8 @@ def entry(loaded: Enabled, context: Context, seq: Annotated[int, Path(ge=1, lt=2
     rows = context.store.dead_letters.read(loaded.name, seqs=[seq])
     if not rows:
         raise NotFound(f"pipeline {loaded.name!r} has no dead letter {seq}")
-    found: Entry = orjson.loads(entry_json(loaded.name, rows[0]))
-    return found
+    letter: Entry = orjson.loads(entry_json(loaded.name, rows[0]))
+    return letter
 
 
 @router.post("/ack")

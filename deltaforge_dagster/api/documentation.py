@@ -1,4 +1,7 @@
-"""The page that describes the API, made from its OpenAPI document; it loads nothing from elsewhere, and needs no script."""
+"""The page that describes the API, made from its OpenAPI document.
+
+It loads nothing from other servers, and needs no script.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +71,12 @@ def _call(method: str, path: str, call: Mapping[str, Any]) -> Iterator[str]:
     parameters = call.get("parameters", ())
     if parameters:
         yield "<table>"
-        for one in parameters:
-            needed = "required" if one.get("required") else "optional"
+        for parameter in parameters:
+            needed = "required" if parameter.get("required") else "optional"
             yield (
-                f"<tr><td><code>{html.escape(one['name'])}</code><td>{html.escape(one['in'])}, {needed}"
-                f"<td>{_inline(one.get('description', ''))}"
+                f"<tr><td><code>{html.escape(parameter['name'])}</code>"
+                f"<td>{html.escape(parameter['in'])}, {needed}"
+                f"<td>{_inline(parameter.get('description', ''))}"
             )
         yield "</table>"
     if body := call.get("requestBody"):

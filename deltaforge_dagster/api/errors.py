@@ -97,7 +97,7 @@ class BuildFailed(RequestRefused):
 
 
 class ClientGone(RequestRefused):
-    """The client has closed the connection; the status, which is nginx's, only appears in metrics."""
+    """The client has closed the connection; the status, nginx's, only appears in metrics."""
 
     status = 499
     code = "CLIENT_GONE"
@@ -154,7 +154,9 @@ def _ours(_request: Request, error: Exception) -> JSONResponse:
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # Without the values, which may be secrets.
-    problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+    problems = [
+        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+    ]
     return _answer(HTTPStatus.BAD_REQUEST, BadRequest.code, "; ".join(problems))
 
 

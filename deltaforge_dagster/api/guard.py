@@ -34,7 +34,10 @@ ALIVE_PATH = "/healthz"
 """Needs no token: the response only shows that the process is alive."""
 
 READY_PATHS = frozenset({"/readyz", "/ready"})
-"""Probes that need the token. Requests with wrong tokens are rate-limited, so that tokens cannot be guessed."""
+"""Probes that need the token.
+
+Requests with wrong tokens are rate-limited, so that tokens cannot be guessed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +164,10 @@ class Guard:
         return self._guesses.allows(address)
 
     def _knows_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
         assert self._token is not None
         # Header values were decoded as Latin-1; a token with other characters was sent as UTF-8.
-        same = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        same = hmac.compare_digest(credentials.strip().encode("latin-1"), self._token)
         return scheme.lower() == "bearer" and same
 
 
@@ -190,7 +193,7 @@ def _host(url: str) -> str:
 
 
 async def _whole_body(receive: Receive, headers: Headers, most: int) -> Receive | None:
-    """Read the whole body; return a callable that replays it, or None if it is larger than `most` bytes."""
+    """Read the body; return a callable that replays it, or None if it exceeds `most` bytes."""
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         return None

@@ -28,7 +28,7 @@ def alive() -> str:
 @router.get("/ready", operation_id="ready_by_its_other_name")
 def ready(context: Context) -> Ready:
     """Return every pipeline with its status; 503 if the state store or the pipelines cannot be read."""
-    return Ready(pipelines=[info(context.store, one) for one in context.pipelines()])
+    return Ready(pipelines=[info(context.store, pipeline) for pipeline in context.pipelines()])
 
 
 @router.get(
@@ -43,9 +43,9 @@ def healthy(context: Context) -> Healthy | JSONResponse:
     Pipelines with warnings, and paused or stopped pipelines, are healthy.
     """
     pipelines = context.pipelines()
-    found = {one.name: health(context.store, one) for one in pipelines}
-    problems = {name: troubles(one) for name, one in found.items() if one.problems}
-    failed = [name for name, one in found.items() if not one.well]
+    states = {pipeline.name: health(context.store, pipeline) for pipeline in pipelines}
+    problems = {name: troubles(state) for name, state in states.items() if state.problems}
+    failed = [name for name, state in states.items() if not state.well]
     if failed:
         answer = Unhealthy(failed_pipelines=failed, problems=problems).model_dump()
         return JSONResponse(answer, status_code=HTTPStatus.SERVICE_UNAVAILABLE)

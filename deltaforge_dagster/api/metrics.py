@@ -72,7 +72,7 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 500
+        status = 500  # if the application fails before a response starts
 
         async def answered(message: Message) -> None:
             nonlocal status
@@ -117,5 +117,5 @@ class _Snapshot(Collector):
 def metrics(request: Request, context: Context) -> Response:
     """Return all metrics in Prometheus text format, or as OpenMetrics if the client accepts that."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    found = list(collect(context.store, context.pipelines(), _requests.series()))
-    return Response(encode(_Snapshot([*found, *_process.collect()])), media_type=content_type)
+    families = list(collect(context.store, context.pipelines(), _requests.series()))
+    return Response(encode(_Snapshot([*families, *_process.collect()])), media_type=content_type)

@@ -40,7 +40,7 @@ _TRAFFIC = {
     families.SINK_ABORTS: "aborts",
     families.KAFKA_RETRIES: "retries",
 }
-"""Families of what only some sinks' clients count, with the name of that count."""
+"""Families that only some sinks' clients can count, with the name of the count (`traffic`)."""
 
 
 def collect(
@@ -56,18 +56,18 @@ def collect(
         counted: The metrics that this process has counted itself.
     """
     numbers = defaultdict[str, list[Stored]](list)
-    for one in itertools.chain(store.metrics.read(), counted):
-        numbers[one.name].append(one)
-    loaded = [one for one in pipelines if isinstance(one, LoadedPipeline)]
-    now = _Now(store, pipelines, loaded, numbers)
+    for stored in itertools.chain(store.metrics.read(), counted):
+        numbers[stored.name].append(stored)
+    loaded = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
+    gauges = _Now(store, pipelines, loaded, numbers)
     for family in FAMILIES.values():
         if family.kind == "histogram":
             yield _histogram(family, numbers[family.name], numbers[family.name + SUM])
             continue
         values = _zeros(family, loaded)
         values |= _summed(family, numbers[_ALIKE.get(family, family).name])
-        if family in now.made:
-            values |= now.made[family]()
+        if family in gauges.made:
+            values |= gauges.made[family]()
         yield _plain(family, values)
 
 
@@ -89,15 +89,15 @@ class _Now:
         self._rows = {row.name: row for row in store.pipelines.read()}
         self._checkpoints = {name: store.checkpoints.read(name) for name in self._rows}
         self._sensed = [
-            (one, str(schema["table"]))
-            for one in loaded
-            if (sensing := one.spec.spec.schema_sensing) is not None
+            (pipeline, str(schema["table"]))
+            for pipeline in loaded
+            if (sensing := pipeline.spec.spec.schema_sensing) is not None
             and sensing.enabled
-            and one.name in self._rows
-            for schema in schemas(store, one)
+            and pipeline.name in self._rows
+            for schema in schemas(store, pipeline)
         ]
         self._depths = {name: store.dead_letters.depth(name) for name in self._rows}
-        self._health = {one.name: health(store, one) for one in pipelines}
+        self._health = {pipeline.name: health(store, pipeline) for pipeline in pipelines}
         self.made: dict[Family, Callable[[], _Values]] = {
             families.PIPELINES: lambda: {(): len(pipelines)},
             families.PIPELINE_STATUS: self._status,
@@ -110,7 +110,7 @@ class _Now:
             },
             families.JOURNAL_LACKING: self._journal_lacking,
             families.JOURNAL_LIMIT: lambda: {
-                (one.name,): one.spec.spec.engine.journal.max_bytes for one in loaded
+                (pipeline.name,): pipeline.spec.spec.engine.journal.max_bytes for pipeline in loaded
             },
             families.HELD_EVENTS: self._held,
             families.CAPTURE_PAUSED: lambda: {
@@ -131,7 +131,7 @@ class _Now:
             families.SOURCE_LOG_ROOM: lambda: self._logs(lambda log: log.room),
             families.SOURCE_LOG_SECONDS_LEFT: lambda: self._logs(lambda log: log.seconds_left),
             families.CONFIRMED_EARLY: lambda: {
-                (name,): one.early is not None for name, one in self._health.items()
+                (name,): state.early is not None for name, state in self._health.items()
             },
             families.SINK_STATUS: self._sink_status,
             families.SINK_LAG: self._sink_lag,
@@ -152,17 +152,17 @@ class _Now:
         }
 
     def _status(self) -> _Values:
-        return {(name,): _STATUS[one.status] for name, one in self._health.items()}
+        return {(name,): _STATUS[state.status] for name, state in self._health.items()}
 
     def _problems(self) -> _Values:
         return {
-            (name, severity): sum(problem.severity == severity for problem in one.problems)
-            for name, one in self._health.items()
+            (name, severity): sum(problem.severity == severity for problem in state.problems)
+            for name, state in self._health.items()
             for severity in ("error", "warning")
         }
 
     def _info(self) -> _Values:
-        return {(one.name, one.spec.metadata.tenant): 1 for one in self._loaded}
+        return {(pipeline.name, pipeline.spec.metadata.tenant): 1 for pipeline in self._loaded}
 
     def _runs(self) -> _Values:
         leases = {name: self._store.leases.get(name) for name in self._rows}
@@ -175,9 +175,9 @@ class _Now:
         return {
             (name,): max(
                 (
-                    segments_behind(row, one)
-                    for one in self._checkpoints[name].values()
-                    if one.attached
+                    segments_behind(row, checkpoint)
+                    for checkpoint in self._checkpoints[name].values()
+                    if checkpoint.attached
                 ),
                 default=0,
             )
@@ -186,16 +186,16 @@ class _Now:
 
     def _idle(self) -> _Values:
         return {
-            (one.pipeline, one.labels["source"]): max(0.0, self._time - one.value)
-            for one in self._numbers[families.SOURCE_RECEIVED.name]
+            (stored.pipeline, stored.labels["source"]): max(0.0, self._time - stored.value)
+            for stored in self._numbers[families.SOURCE_RECEIVED.name]
         }
 
     def _logs(self, figure: Callable[[SourceLog], float | None]) -> _Values:
         """Return a figure of what was last seen of each pipeline's log, where it is known."""
         return {
-            (one.name, one.spec.spec.source.config.id): value
-            for one in self._loaded
-            if (log := self._health[one.name].log) is not None
+            (pipeline.name, pipeline.spec.spec.source.config.id): value
+            for pipeline in self._loaded
+            if (log := self._health[pipeline.name].log) is not None
             and (value := figure(log)) is not None
         }
 
@@ -215,21 +215,21 @@ class _Now:
 
     def _sink_status(self) -> _Values:
         status: _Values = {}
-        for one in self._loaded:
-            known = self._checkpoints.get(one.name, {})
-            for sink in one.spec.spec.sinks:
-                row = known.get(sink.config.id)
+        for pipeline in self._loaded:
+            checkpoints = self._checkpoints.get(pipeline.name, {})
+            for sink in pipeline.spec.spec.sinks:
+                row = checkpoints.get(sink.config.id)
                 if row is not None:  # None before the first run
                     required = str(sink.config.required).lower()
                     well = row.attached and not row.failures
-                    status[one.name, sink.config.id, required] = well
+                    status[pipeline.name, sink.config.id, required] = well
         return status
 
     def _sink_lag(self) -> _Values:
         return {
-            (name, sink): sink_lag_seconds(self._store, self._rows[name], one, self._time)
-            for name, known in self._checkpoints.items()
-            for sink, one in known.items()
+            (name, sink): sink_lag_seconds(self._store, self._rows[name], checkpoint, self._time)
+            for name, checkpoints in self._checkpoints.items()
+            for sink, checkpoint in checkpoints.items()
         }
 
     def _held(self) -> _Values:
@@ -242,28 +242,31 @@ class _Now:
 
     def _last_checkpoint(self) -> _Values:
         newest: _Values = {}
-        for one in self._numbers[families.SINK_CHECKPOINT_TS.name]:
-            newest[one.pipeline,] = max(newest.get((one.pipeline,), 0.0), one.value)
+        for stored in self._numbers[families.SINK_CHECKPOINT_TS.name]:
+            newest[stored.pipeline,] = max(newest.get((stored.pipeline,), 0.0), stored.value)
         return newest
 
     def _checkpoint_lag(self) -> _Values:
         lag: _Values = {
-            (name, sink): 0 for name, known in self._checkpoints.items() for sink in known
+            (name, sink): 0
+            for name, checkpoints in self._checkpoints.items()
+            for sink in checkpoints
         }
         return lag | dict(self._store.metrics.lacking_rows())
 
     def _saturation(self) -> _Values:
         return {
-            (one.name,): self._depths[one.name].entries / one.spec.spec.journal.dlq.max_entries
-            for one in self._loaded
-            if one.name in self._depths
+            (pipeline.name,): self._depths[pipeline.name].entries
+            / pipeline.spec.spec.journal.dlq.max_entries
+            for pipeline in self._loaded
+            if pipeline.name in self._depths
         }
 
     def _maps(self) -> _Values:
         paths = (
             path
-            for one, table in self._sensed
-            for path in classifications(self._store, one, table)["paths"].values()
+            for pipeline, table in self._sensed
+            for path in classifications(self._store, pipeline, table)["paths"].values()
         )
         return {(): sum(bool(path["has_dynamic_fields"]) for path in paths)}
 
@@ -276,9 +279,10 @@ def _build() -> _Values:
 
 
 def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
-    """Return zeros for the labels known from the pipeline files, so that a first count shows as an increase.
+    """Return zeros for the labels that are known from the pipeline files.
 
-    What can never count has no zero: a series says that something is counted.
+    With them a first count shows as an increase. Counters that can never increase get no zero,
+    because a series says that something is counted.
     """
     if family.kind != "counter":
         return {}
@@ -287,23 +291,27 @@ def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
         case ():
             values[()] = 0
         case ("pipeline",):
-            values |= {(one.name,): 0 for one in loaded}
+            values |= {(pipeline.name,): 0 for pipeline in loaded}
         case ("pipeline", "reason"):
-            values |= {(one.name, reason): 0 for one in loaded for reason in RUN_FAILURE_REASONS}
+            values |= {
+                (pipeline.name, reason): 0 for pipeline in loaded for reason in RUN_FAILURE_REASONS
+            }
         case ("pipeline", "source"):
-            values |= {(one.name, one.spec.spec.source.config.id): 0 for one in loaded}
+            values |= {
+                (pipeline.name, pipeline.spec.spec.source.config.id): 0 for pipeline in loaded
+            }
         case ("pipeline", "sink"):
-            for one in loaded:
+            for pipeline in loaded:
                 values |= {
-                    (one.name, sink.config.id): 0
-                    for sink in one.spec.spec.sinks
+                    (pipeline.name, sink.config.id): 0
+                    for sink in pipeline.spec.spec.sinks
                     if _can_count(family, sink)
                 }
         case ("pipeline", "processor"):
-            for one in loaded:
+            for pipeline in loaded:
                 values |= {
-                    (one.name, processor.id): 0
-                    for processor in one.spec.spec.processors
+                    (pipeline.name, processor.id): 0
+                    for processor in pipeline.spec.spec.processors
                     if family is not families.OUTBOX_TRANSFORMED
                     or isinstance(processor, OutboxProcessor)
                 }
@@ -320,24 +328,24 @@ def _can_count(family: Family, sink: SinkBlock) -> bool:
     return family is not families.SINK_BYTES or isinstance(kind, MessageSinkType)
 
 
-def _labels(family: Family, one: Stored) -> _Labels:
-    known = {**one.labels, "pipeline": one.pipeline}
-    return tuple(known[name] for name in family.labels)
+def _labels(family: Family, stored: Stored) -> _Labels:
+    labels = {**stored.labels, "pipeline": stored.pipeline}
+    return tuple(labels[name] for name in family.labels)
 
 
 def _summed(family: Family, numbers: Iterable[Stored]) -> _Values:
     """Return stored values by the family's labels, summed over labels that the family does not have."""
     values = defaultdict[_Labels, float](float)
-    for one in numbers:
-        values[_labels(family, one)] += one.value
+    for stored in numbers:
+        values[_labels(family, stored)] += stored.value
     return dict(values)
 
 
 def _plain(family: Family, values: _Values) -> Metric:
     # In OpenMetrics the name of a counter must end with `_total`.
-    known = family.kind == "gauge" or family.name.endswith("_total")
+    conforms = family.kind == "gauge" or family.name.endswith("_total")
     name = PREFIX + family.name
-    kind = family.kind if known else "unknown"
+    kind = family.kind if conforms else "unknown"
     metric = Metric(name.removesuffix("_total") if kind == "counter" else name, family.help, kind)
     for labels, value in sorted(values.items()):
         metric.add_sample(name, dict(zip(family.labels, labels, strict=True)), float(value))
@@ -348,17 +356,17 @@ def _histogram(family: Family, buckets: Iterable[Stored], sums: Iterable[Stored]
     """Return a histogram with cumulative buckets."""
     name = PREFIX + family.name
     metric = Metric(name, family.help, "histogram")
-    found = defaultdict[_Labels, dict[float, float]](lambda: defaultdict(float))
-    for one in buckets:
-        found[_labels(family, one)][float(one.labels[LE])] += one.value
+    by_labels = defaultdict[_Labels, dict[float, float]](lambda: defaultdict(float))
+    for bucket in buckets:
+        by_labels[_labels(family, bucket)][float(bucket.labels[LE])] += bucket.value
     total = _summed(family, sums)
-    for labels, counts in sorted(found.items()):
-        known = dict(zip(family.labels, labels, strict=True))
+    for labels, counts in sorted(by_labels.items()):
+        label_values = dict(zip(family.labels, labels, strict=True))
         count = 0.0
         for bound in (*family.buckets, float("inf")):
             count += counts.get(float(f"{bound:g}"), 0.0)
             text = "+Inf" if bound == float("inf") else str(float(bound))
-            metric.add_sample(f"{name}_bucket", {**known, LE: text}, count)
-        metric.add_sample(f"{name}_count", known, count)
-        metric.add_sample(f"{name}_sum", known, total.get(labels, 0.0))
+            metric.add_sample(f"{name}_bucket", {**label_values, LE: text}, count)
+        metric.add_sample(f"{name}_count", label_values, count)
+        metric.add_sample(f"{name}_sum", label_values, total.get(labels, 0.0))
     return metric

@@ -119,8 +119,8 @@ def list_pipelines(
     ] = None,
 ) -> list[PipeInfo]:
     """Return every pipeline, or those with the given labels."""
-    fitting = [one for one in context.pipelines() if _has_labels(one, label or [])]
-    return [info(context.store, one) for one in fitting]
+    fitting = [pipeline for pipeline in context.pipelines() if _has_labels(pipeline, label or [])]
+    return [info(context.store, pipeline) for pipeline in fitting]
 
 
 @router.get("/pipelines/{name}")
@@ -136,7 +136,9 @@ def create(document: _JsonObject, request: Request, context: Context) -> PipeCha
     """Create a pipeline, which is stored in the state store and starts at once."""
     loaded = _checked(document, strict=context.settings.strict)
     request.state.tenant = loaded.spec.metadata.tenant
-    if any(one.name == loaded.name and not is_gone(one) for one in context.pipelines()):
+    if any(
+        pipeline.name == loaded.name and not is_gone(pipeline) for pipeline in context.pipelines()
+    ):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
     if not context.store.pipelines.add_document(loaded.name, orjson.dumps(document).decode()):
         raise PipelineExists(f"pipeline {loaded.name!r} already exists")
@@ -209,11 +211,11 @@ def _has_labels(pipeline: AnyPipeline, wanted: list[str]) -> bool:
     if not isinstance(pipeline, LoadedPipeline):
         return not wanted
     labels = pipeline.spec.metadata.labels
-    return all(_has_label(labels, one) for one in wanted)
+    return all(_has_label(labels, label) for label in wanted)
 
 
 def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
-    """Return whether one label filter matches; keys may contain `:` or `=`, so every split is tried."""
+    """Return whether a label filter matches; keys may have `:` or `=`, so every split is tried."""
     if wanted in labels:
         return True
     return any(
@@ -230,13 +232,13 @@ def _checked(value: Mapping[str, Any], *, strict: bool) -> LoadedPipeline:
         SpecError: The document is invalid; the error lists every problem.
         BuildFailed: The document is well formed, but its sinks or processors cannot be built.
     """
-    found = load_document("the document", value, strict=strict)
-    if isinstance(found, BrokenPipeline):
-        raise found.error
-    problems = build_problems(found.spec)
+    pipeline = load_document("the document", value, strict=strict)
+    if isinstance(pipeline, BrokenPipeline):
+        raise pipeline.error
+    problems = build_problems(pipeline.spec)
     if problems:
         raise BuildFailed("\n".join(problems))
-    return found
+    return pipeline
 
 
 def _merged(value: Any, patch: Any, shown: Any) -> Any:
@@ -254,15 +256,18 @@ def _merged(value: Any, patch: Any, shown: Any) -> Any:
     if isinstance(patch, dict):
         before = value if isinstance(value, dict) else {}
         views = shown if isinstance(shown, dict) else {}
-        changed = {key: _merged(before.get(key), one, views.get(key)) for key, one in patch.items()}
+        changed = {
+            key: _merged(before.get(key), part, views.get(key)) for key, part in patch.items()
+        }
         return before | changed
     if isinstance(patch, list):
         items = value if isinstance(value, list) else []
         views_of = shown if isinstance(shown, list) else []
-        laid = [
-            _merged(_at(items, index), one, _at(views_of, index)) for index, one in enumerate(patch)
+        merged = [
+            _merged(_at(items, index), part, _at(views_of, index))
+            for index, part in enumerate(patch)
         ]
-        return [one for one in laid if one is not None] + items[len(laid) :]
+        return [part for part in merged if part is not None] + items[len(merged) :]
     return value if patch is not None and value is not None and patch == shown else patch
 
 

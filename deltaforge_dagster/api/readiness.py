@@ -31,13 +31,16 @@ class Readiness:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._unready: str | None = ""
+        self._unready: str | None = ""  # neither ready (None) nor a reason: the first check logs
         self._seen: dict[str, Health] = {}
 
     def check(self) -> None:
         """Log what has changed since the last call; on the first call, log everything."""
         try:
-            now = [(one, health(self._context.store, one)) for one in self._context.pipelines()]
+            states = [
+                (pipeline, health(self._context.store, pipeline))
+                for pipeline in self._context.pipelines()
+            ]
         except DeltaforgeError as error:
             self._turned(mask(str(error)))
             return
@@ -45,9 +48,9 @@ class Readiness:
             logger.exception("checking the pipelines failed")
             return
         self._turned(None)
-        for pipeline, found in now:
-            self._pipeline(pipeline, found)
-        for name in self._seen.keys() - {one.name for one, _ in now}:
+        for pipeline, state in states:
+            self._pipeline(pipeline, state)
+        for name in self._seen.keys() - {pipeline.name for pipeline, _ in states}:
             del self._seen[name]
             logger.info("the pipeline is gone", extra={"fields": {"pipeline": name}})
 
@@ -60,22 +63,22 @@ class Readiness:
         else:
             logger.warning("not ready", extra={"fields": {"reason": unready}})
 
-    def _pipeline(self, pipeline: AnyPipeline, now: Health) -> None:
+    def _pipeline(self, pipeline: AnyPipeline, state: Health) -> None:
         before = self._seen.get(pipeline.name)
-        if before is not None and (now.status, now.error) == (before.status, before.error):
+        if before is not None and (state.status, state.error) == (before.status, before.error):
             return
-        self._seen[pipeline.name] = now
+        self._seen[pipeline.name] = state
         fields = {
             "pipeline": pipeline.name,
             "tenant": pipeline.spec.metadata.tenant
             if isinstance(pipeline, LoadedPipeline)
             else None,
-            "status": now.status,
+            "status": state.status,
             "before": None if before is None else before.status,
-            "reason": now.error,
+            "reason": state.error,
         }
-        level = logging.INFO if now.well else logging.WARNING
-        logger.log(level, "the pipeline is %s", now.status, extra={"fields": fields})
+        level = logging.INFO if state.well else logging.WARNING
+        logger.log(level, "the pipeline is %s", state.status, extra={"fields": fields})
 
 
 @contextmanager

@@ -67,8 +67,8 @@ def table(
     """
 
     def ask() -> View:
-        known = schema_views.captured(context.store, loaded.name)
-        name = schema_views.named(known, loaded.name, db, table)
+        captured = schema_views.captured(context.store, loaded.name)
+        name = schema_views.named(captured, loaded.name, db, table)
         return schema_views.table(
             context.store, loaded.name, name, version=version, sequence=sequence
         )
@@ -92,7 +92,7 @@ def reload_table(loaded: Pipeline, context: Context, db: Database, table: Table)
         live: View = found(lambda: live_schemas.reload(context.store, loaded.name, source, name))[
             "tables"
         ][0]
-        if all(one.name != name for one in context.store.schemas.histories(loaded.name)):
+        if all(history.name != name for history in context.store.schemas.histories(loaded.name)):
             return live
         view = schema_views.table(context.store, loaded.name, name)
         return _with_catalog(view, lambda: source.details(name)) | live
@@ -103,8 +103,8 @@ def versions(loaded: Pipeline, context: Context, db: Database, table: Table) -> 
     """Return every version of a table, oldest first."""
 
     def ask() -> list[View]:
-        known = schema_views.captured(context.store, loaded.name)
-        name = schema_views.named(known, loaded.name, db, table)
+        captured = schema_views.captured(context.store, loaded.name)
+        name = schema_views.named(captured, loaded.name, db, table)
         return schema_views.versions(context.store, loaded.name, name)
 
     return found(ask)

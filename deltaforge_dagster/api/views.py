@@ -30,25 +30,30 @@ from deltaforge_dagster.state.store import StateStore
 
 def info(store: StateStore, pipeline: AnyPipeline) -> PipeInfo:
     """Return a pipeline with its status."""
-    now = health(store, pipeline)
+    state = health(store, pipeline)
     spec = shown(pipeline.spec) if isinstance(pipeline, LoadedPipeline) else None
     return PipeInfo(
         name=pipeline.name,
-        status=now.status,
+        status=state.status,
         spec=spec,
-        error=None if now.error is None else mask(now.error),
-        problems=troubles(now),
-        seen_at=now.seen_at,
+        error=None if state.error is None else mask(state.error),
+        problems=troubles(state),
+        seen_at=state.seen_at,
     )
 
 
-def troubles(now: Health) -> list[Trouble]:
+def troubles(state: Health) -> list[Trouble]:
     """Return a pipeline's problems, with secrets masked."""
-    return [Trouble(**{**one.to_json(), "text": mask(one.text)}) for one in now.problems]
+    return [
+        Trouble(**{**problem.to_json(), "text": mask(problem.text)}) for problem in state.problems
+    ]
 
 
 def shown(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a spec with secrets masked and scripts as hashes, since these may contain values of variables."""
+    """Return a spec with secrets masked and scripts replaced by hashes.
+
+    Scripts may contain values of variables.
+    """
     return kept_form(spec)
 
 
@@ -66,14 +71,20 @@ def ops(context: ApiContext, name: str) -> Ops | None:
         return None
     now = store.now()
     sinks = store.checkpoints.read(name).values()
-    attached = [sink_lag_seconds(store, row, one, now) for one in sinks if one.attached]
+    attached = [
+        sink_lag_seconds(store, row, checkpoint, now) for checkpoint in sinks if checkpoint.attached
+    ]
     log, early = store.pipelines.source_log(name), store.pipelines.early_confirmation(name)
     return Ops(
         lag_seconds=max(attached, default=None),
         dlq_entries=store.dead_letters.depth(name).entries,
-        sink_errors={one.sink: mask(one.error_line) for one in sinks if one.error_line},
+        sink_errors={
+            checkpoint.sink: mask(checkpoint.error_line)
+            for checkpoint in sinks
+            if checkpoint.error_line
+        },
         uptime_seconds=_uptime(context, name, now),
-        checkpoints=[_checkpoint(one, now) for one in sinks],
+        checkpoints=[_checkpoint(checkpoint, now) for checkpoint in sinks],
         source_log=None if log is None else LogState(**asdict(log)),
         confirmed_early=None if early is None else EarlyConfirmed(**asdict(early)),
     )

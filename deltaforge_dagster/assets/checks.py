@@ -43,7 +43,7 @@ from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
-"""How many of the newest ranges `agreement` compares; earlier evaluations compared the older ones."""
+"""How many of the newest ranges `agreement` compares; earlier evaluations compared older ones."""
 
 SOURCE_CHECK = "source"
 """Fails while changes are not captured; the sensor reports it as well."""
@@ -133,7 +133,12 @@ def evaluate(
 
 
 def source_evaluation(pipeline: str, problem: HealthProblem | None) -> dg.AssetCheckEvaluation:
-    """Return the result of the check `source`; `problem` is what prevents capture, None if nothing does."""
+    """Return the result of the check `source`.
+
+    Args:
+        pipeline: The pipeline.
+        problem: What prevents capture; None if nothing does.
+    """
     text = None if problem is None else and_run(problem.text, problem.remedy)
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, text, {})
 
@@ -195,7 +200,10 @@ def _dead_letters(
 def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
     levels = Counter(finding.level for finding in findings)
     lines = [
-        one.line for level in ("error", "warning", "note") for one in findings if one.level == level
+        finding.line
+        for level in ("error", "warning", "note")
+        for finding in findings
+        if finding.level == level
     ]
     return dg.AssetCheckEvaluation(
         asset_key=key,
@@ -208,7 +216,10 @@ def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEv
 
 
 def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the result of the check `delivered` of every sink; for a sink that is behind it names the ranges."""
+    """Yield the result of the check `delivered` of every sink.
+
+    For a sink that is behind, it names the ranges that the sink lacks.
+    """
     row = store.pipelines.get(loaded.name)
     if row is None:
         return
@@ -288,10 +299,10 @@ def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str
         event = recorded(instance, pipeline, asset, number)
         if event is None:
             return f"range {number} of {asset} is published, but Dagster has no record of it"
-        known = facts(by_number[number])
+        expected = facts(by_number[number])
         for name in ("events", "content_hash", "end_position"):
             value = event.metadata.get(name)
-            if value is None or value.value != known[name]:
+            if value is None or value.value != expected[name]:
                 return f"range {number} of {asset}: {name} in Dagster differs from the state store"
     return None
 
@@ -359,15 +370,15 @@ def _sensing(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluati
 def _drift(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
     from deltaforge_dagster.pipeline.sensing.views import recent_drift  # noqa: PLC0415 - takes seconds
 
-    found = recent_drift(store, loaded, store.now() - DAY)
-    lines = [f"{column}: {', '.join(kinds)}" for column, kinds in found.items()]
+    drift = recent_drift(store, loaded, store.now() - DAY)
+    lines = [f"{column}: {', '.join(kinds)}" for column, kinds in drift.items()]
     if len(lines) > _SHOWN_COLUMNS:
         more = len(lines) - _SHOWN_COLUMNS
         lines = [
             *lines[:_SHOWN_COLUMNS],
             f"and {more} more; deltaforge sensing drift {loaded.name}",
         ]
-    return _warning(loaded, "drift", "\n".join(lines) or None, {"columns": len(found)})
+    return _warning(loaded, "drift", "\n".join(lines) or None, {"columns": len(drift)})
 
 
 def _warning(

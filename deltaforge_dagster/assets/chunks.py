@@ -66,7 +66,7 @@ def _snapshot_run(
     progress: Callable[[Mapping[str, SnapshotProgress]], None],
     only: set[tuple[str, int]] | None = None,
 ) -> SnapshotRun:
-    """Return what reads a snapshot; only now are Spark and the kernels imported."""
+    """Return the run that reads a snapshot; only now are Spark and the kernels imported."""
     from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun  # noqa: PLC0415 - see above
 
     return SnapshotRun(loaded, run_context, warn=context.log.warning, progress=progress, only=only)
@@ -92,8 +92,9 @@ def _chosen(
 class SnapshotBeside:
     """Reads the pipeline's requested snapshot in a thread of a live run that was started by a command.
 
-    Under Dagster's daemon a sensor starts a separate run for it. Here a thread does the same, unless such a run is
-    already reading. The live run puts the rows into the journal, and must not end before that (`works`).
+    Under Dagster's daemon a sensor starts a separate run that reads the snapshot. Here a thread
+    does the same, unless such a run is already reading. The live run puts the rows into the
+    journal, and must not end before that (`works`).
 
     Args:
         context: The Dagster context of the live run.
@@ -145,7 +146,7 @@ class SnapshotBeside:
                 self._context,
                 self._loaded,
                 self._run_context,
-                lambda found: self._progress(shown, found),
+                lambda progress: self._progress(shown, progress),
             ).execute()
             shown.publish()
         except _Stopped:
@@ -159,7 +160,11 @@ class SnapshotBeside:
             logger.exception("reading a snapshot failed")
 
     def _started(self, store: StateStore) -> PipelineRow | None:
-        """Return the pipeline's row once the live run has fixed where it starts; None if it is not to capture."""
+        """Wait until the live run has fixed where the pipeline starts; return the pipeline's row.
+
+        Returns:
+            The row; None if the pipeline is not to capture.
+        """
         while True:
             row = store.pipelines.get(self._loaded.name)
             if row is not None and row.want != "running":
@@ -169,10 +174,10 @@ class SnapshotBeside:
             if self._stopped.wait(_LOOK_SECONDS):
                 raise _Stopped("the run has ended")
 
-    def _progress(self, shown: ChunksShown, found: Mapping[str, SnapshotProgress]) -> None:
+    def _progress(self, shown: ChunksShown, progress: Mapping[str, SnapshotProgress]) -> None:
         if self._stopped.is_set():
             raise _Stopped("the run has ended")
-        shown.progress(found)
+        shown.progress(progress)
 
 
 class _Stopped(DeltaforgeError):  # noqa: N818 - not an error
@@ -180,7 +185,7 @@ class _Stopped(DeltaforgeError):  # noqa: N818 - not an error
 
 
 class ChunksShown:
-    """Publishes the chunks in Dagster: as partitions, with a materialization of each chunk that was read."""
+    """Publishes chunks in Dagster: as partitions, with a materialization of each read chunk."""
 
     def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
         self._context = context
@@ -196,14 +201,14 @@ class ChunksShown:
     def progress(self, progress: Mapping[str, SnapshotProgress]) -> None:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
         self._life.show()
-        chunks = sum(one.chunks for one in progress.values())
-        read = sum(one.read + one.spliced for one in progress.values())
+        chunks = sum(table.chunks for table in progress.values())
+        read = sum(table.read + table.spliced for table in progress.values())
         if (chunks, read) == (self._chunks, self._read):
             return
         self._chunks, self._read = chunks, read
         if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
             self.publish()
-            rows = sum(one.rows for one in progress.values())
+            rows = sum(table.rows for table in progress.values())
             self._context.log.info("%s of %s chunks read, %s rows", read, chunks, f"{rows:,}")
 
     def publish(self) -> None:
@@ -222,8 +227,8 @@ class ChunksShown:
                 self._known.add(reading)
 
     def _published(self, snapshot: int) -> set[str]:
-        """Return the reads of a snapshot's chunks (`_reading`) that Dagster already has materializations of."""
-        found: set[str] = set()
+        """Return the reads of a snapshot's chunks (`_reading`) that are materialized in Dagster."""
+        readings: set[str] = set()
         cursor = None
         while True:
             page = self._context.instance.fetch_materializations(
@@ -234,9 +239,9 @@ class ChunksShown:
                 metadata = {} if event is None else event.metadata
                 # Events that users reported manually lack this metadata.
                 if _SNAPSHOT in metadata and metadata[_SNAPSHOT].value == snapshot:
-                    found.add(str(metadata[_READING].value))
-            if not page.has_more or not found:
-                return found
+                    readings.add(str(metadata[_READING].value))
+            if not page.has_more or not readings:
+                return readings
             cursor = page.cursor
 
     def _materialization(self, chunk: ChunkRow) -> dg.AssetMaterialization:

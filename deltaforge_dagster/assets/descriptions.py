@@ -55,7 +55,7 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
 
 
 def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
-    """Return the spec of the asset whose partitions are tables and whose materializations are their versions."""
+    """Return the spec of the asset with tables as partitions and versions as materializations."""
     return dg.AssetSpec(
         schemas_key(loaded.name),
         description=(
@@ -96,7 +96,10 @@ def lake_table_spec(
 
 
 def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.AssetSpec:
-    """Return the spec of a table of the source, given by schema and name, which only the application writes."""
+    """Return the spec of a table of the source, given by schema and name.
+
+    Only the application writes this table.
+    """
     source = loaded.spec.spec.source.config.id
     return dg.AssetSpec(
         source_table_key(loaded.name, source, table),
@@ -147,7 +150,7 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
 
 def _changes(loaded: LoadedPipeline, parts: CodeParts) -> dg.AssetSpec:
     spec = loaded.spec.spec
-    chain = [one.id for one in spec.processors]
+    chain = [processor.id for processor in spec.processors]
     return dg.AssetSpec(
         asset_key(loaded.name, CHANGES),
         description=(
@@ -194,7 +197,10 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
 
 
 def _readable(template: str) -> str:
-    """Return a template as text for people, `cdc.<source.table>`: `${...}` reads as a variable that nobody has set."""
+    """Return a template as text for users, such as `cdc.<source.table>`.
+
+    `${...}` would look like a variable that was not expanded.
+    """
     return re.sub(r"\$\{([^}]*)\}", r"<\1>", template)
 
 
@@ -233,13 +239,13 @@ def owners(metadata: Metadata) -> list[str]:
     An annotation or label called `owner`, `owners` or `team` is a comma-separated list of owners. An owner that is an
     email address is shown as it is, any other as a team.
     """
-    given = [
+    texts = [
         block[name]
         for block in (metadata.annotations, metadata.labels)
         for name in _NAMES
         if name in block
     ]
-    names = [name.strip() for text in given for name in text.split(",")]
+    names = [name.strip() for text in texts for name in text.split(",")]
     return list(dict.fromkeys(_owner(name) for name in names if name.removeprefix("team:")))
 
 

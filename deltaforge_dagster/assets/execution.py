@@ -122,7 +122,7 @@ def _report(context: dg.AssetExecutionContext, loaded: LoadedPipeline, outcome: 
 
 @contextmanager
 def _failures_counted(run_context: RunContext, pipeline: str) -> Iterator[None]:
-    """Count a run that ends with an error as failed; if it lost its lease, the next holder counts it."""
+    """Count a run that ends with an error as failed; a lost lease is counted by its next holder."""
     try:
         yield
     except DeltaforgeError as error:

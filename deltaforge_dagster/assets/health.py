@@ -24,7 +24,10 @@ _COUNTED = {
     "source log": "the server may soon remove what is needed; deltaforge status says when",
     "journal room": "more than half of it is taken by what sinks lack",
 }
-"""Subjects whose text has figures, and what is said in its place, since an evaluation is written for each change of its text."""
+"""Subjects whose text has figures, with the text that replaces it.
+
+A new evaluation is written whenever the text changes, and figures change all the time.
+"""
 
 
 def build_health_asset(pipeline: AnyPipeline) -> dg.AssetSpec:
@@ -43,22 +46,24 @@ def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(name=f"{dagster_name(pipeline.name)}_health", specs=[spec])
     def well(platform: dg.ResourceParam[Platform]) -> Iterator[dg.AssetCheckResult]:
         with platform.open() as opened:
-            found = health_evaluation(pipeline.name, health(opened.store, pipeline))
+            evaluation = health_evaluation(pipeline.name, health(opened.store, pipeline))
         yield dg.AssetCheckResult(
-            passed=found.passed, severity=found.severity, description=found.description
+            passed=evaluation.passed,
+            severity=evaluation.severity,
+            description=evaluation.description,
         )
 
     return well
 
 
-def health_evaluation(name: str, found: Health) -> dg.AssetCheckEvaluation:
+def health_evaluation(name: str, state: Health) -> dg.AssetCheckEvaluation:
     """Return the result of the check, with one line per problem; a warning if no problem is an error."""
     return dg.AssetCheckEvaluation(
         asset_key=health_key(name),
         check_name=WELL_CHECK,
-        passed=not found.problems,
-        severity=dg.AssetCheckSeverity.WARN if found.well else dg.AssetCheckSeverity.ERROR,
-        description="\n".join(_line(one) for one in found.problems) or None,
+        passed=not state.problems,
+        severity=dg.AssetCheckSeverity.WARN if state.well else dg.AssetCheckSeverity.ERROR,
+        description="\n".join(_line(problem) for problem in state.problems) or None,
     )
 
 

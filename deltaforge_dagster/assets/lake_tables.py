@@ -1,4 +1,4 @@
-"""The assets of lake tables: what a sink that writes tables keeps of each table of the source.
+"""The assets of lake tables: the tables in which a sink keeps each table of the source.
 
 Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit that has reached a table
 (`publish_writes`). The data version is the position that the table has reached, so that assets which depend on a table
@@ -32,11 +32,13 @@ _COLUMN_LINEAGE = "dagster/column_lineage"
 def writes_tables(loaded: LoadedPipeline) -> bool:
     """Return whether a pipeline has a sink that writes tables."""
     kinds = sink_types()
-    return any(isinstance(kinds[one.type], TableSinkType) for one in loaded.spec.spec.sinks)
+    return any(isinstance(kinds[sink.type], TableSinkType) for sink in loaded.spec.spec.sinks)
 
 
 def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> list[dg.AssetSpec]:
-    """Return the specs of the tables that a pipeline's sinks have written, and of the source's tables behind them.
+    """Return the specs of the tables that a pipeline's sinks have written.
+
+    They include the specs of the source's tables from which the rows come.
 
     Args:
         loaded: The pipeline.
@@ -50,8 +52,14 @@ def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> l
     }
     shown = [table for table in tables if table.sink in sinks]
     return [
-        *(source_table_spec(loaded, one) for one in sorted({one.write.source for one in shown})),
-        *(lake_table_spec(loaded, sinks[one.sink], one.write, column_schema(one)) for one in shown),
+        *(
+            source_table_spec(loaded, source)
+            for source in sorted({table.write.source for table in shown})
+        ),
+        *(
+            lake_table_spec(loaded, sinks[table.sink], table.write, column_schema(table))
+            for table in shown
+        ),
     ]
 
 
@@ -71,10 +79,14 @@ def publish_writes(
     The event is written first, then the write is marked as published; if the event is already there, only the mark is
     written.
     """
-    found = store.lake_commits.unpublished(loaded.name)
-    histories = {one.name: one for one in store.schemas.histories(loaded.name)} if found else {}
+    writes = store.lake_commits.unpublished(loaded.name)
+    histories = (
+        {history.name: history for history in store.schemas.histories(loaded.name)}
+        if writes
+        else {}
+    )
     written = 0
-    for stored in found:
+    for stored in writes:
         history = histories.get(".".join(stored.write.source))
         event = materialization(loaded, stored, history)
         if not _is_recorded(instance, event):
@@ -83,10 +95,10 @@ def publish_writes(
         store.lake_commits.mark_published(loaded.name, stored)
     for sink, maintenance in maintained_sinks(loaded).items():
         key = maintenance_key(loaded.name, sink)
-        if any(one.sink == sink for one in found) and not instance.get_latest_materialization_event(
-            key
-        ):
-            # Otherwise the UI counts it as missing until its time comes.
+        if any(
+            stored.sink == sink for stored in writes
+        ) and not instance.get_latest_materialization_event(key):
+            # Without an event the UI counts the asset as missing until its schedule first runs.
             metadata = {"maintenance": "not due yet", "schedule": maintenance.schedule}
             emit(dg.AssetMaterialization(key, metadata=metadata))
     return written
@@ -128,17 +140,17 @@ def _figures(figures: TableFigures | None) -> dict[str, int | str]:
     """Return what a table consists of, as far as its format or database knows, as metadata."""
     if figures is None:
         return {}
-    # As a number, a program in JavaScript would round a snapshot's id.
+    # As text, because JavaScript programs would round the id of a snapshot.
     version = None if figures.version is None else str(figures.version)
-    known = {"version": version, "files": figures.files, "bytes": figures.bytes}
-    known[_ROWS] = figures.rows
+    counts = {"version": version, "files": figures.files, "bytes": figures.bytes}
+    counts[_ROWS] = figures.rows
     if figures.estimated:
-        known["rows_and_bytes"] = "estimated by the database"
-    return {name: one for name, one in known.items() if one is not None}
+        counts["rows_and_bytes"] = "estimated by the database"
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def _is_recorded(instance: dg.DagsterInstance, event: dg.AssetMaterialization) -> bool:
     """Return whether the newest event of a table is this one."""
-    found = instance.fetch_materializations(event.asset_key, limit=1)
-    newest = found.records[0].asset_materialization if found.records else None
+    page = instance.fetch_materializations(event.asset_key, limit=1)
+    newest = page.records[0].asset_materialization if page.records else None
     return newest is not None and newest.tags == event.tags

@@ -1,4 +1,4 @@
-"""From which columns of the source the columns of a lake table come, as far as that is certain.
+"""The column lineage of lake tables: their columns of the source, as far as these are certain.
 
 A column is the source's column of the same name, unless a rule or a processor makes something else of it. So there is no
 lineage of columns that a rule masks or a processor computes, and none at all behind a processor whose effect on rows
@@ -24,7 +24,7 @@ from deltaforge_dagster.tables import TableSchema
 def column_lineage(
     loaded: LoadedPipeline, history: TableHistory, write: TableWrite
 ) -> dg.TableColumnLineage | None:
-    """Return the lineage of the columns of a lake table as a commit has left it, None if nothing is certain.
+    """Return the lineage of a lake table's columns after a commit, None if nothing is certain.
 
     Columns that the source's table did not have at the end of the commit have none.
 
@@ -41,30 +41,30 @@ def column_lineage(
     if masked is None:
         return None
     # Spark compares names without case, so a table may have kept an earlier spelling.
-    known = {column.name.lower(): column.name for column in version.table.columns}
-    certain = {name: known[name] for name in known.keys() - computed - masked}
+    names = {column.name.lower(): column.name for column in version.table.columns}
+    certain = {name: names[name] for name in names.keys() - computed - masked}
     source = source_table_key(loaded.name, loaded.spec.spec.source.config.id, write.source)
-    found = {
+    dependencies = {
         name: [dg.TableColumnDep(source, certain[name.lower()])]
         for name, _ in write.columns
         if name.lower() in certain
     }
-    return dg.TableColumnLineage(found) if found else None
+    return dg.TableColumnLineage(dependencies) if dependencies else None
 
 
 def _computed(spec: Spec) -> set[str] | None:
-    """Return the names, in lower case, of the columns that processors compute; None if they may compute any."""
+    """Return the lower-case names of the columns that processors compute; None if any may be."""
     computed: set[str] = set()
-    for one in spec.processors:
-        if isinstance(one, SqlProcessor):
-            computed |= {target.partition(".")[2].lower() for target in one.set}
-        elif not isinstance(one, FilterProcessor):
+    for processor in spec.processors:
+        if isinstance(processor, SqlProcessor):
+            computed |= {target.partition(".")[2].lower() for target in processor.set}
+        elif not isinstance(processor, FilterProcessor):
             return None
     return computed
 
 
 def _masked(spec: Spec, table: TableSchema) -> set[str] | None:
-    """Return the names, in lower case, of the columns that rules mask; None if the rules do not suit the table."""
+    """Return the lower-case names of the columns that rules mask; None if rules do not fit."""
     try:
         rules = ColumnRules(spec.engine.columns).of(table)
     except SourceMisconfigured:

@@ -1,7 +1,7 @@
-"""The maintenance of a sink's tables, as an asset: materialized on the sink's schedule, or by anybody at any time.
+"""The maintenance of a sink's tables as an asset, materialized on its schedule or on demand.
 
-What became of each table is an observation of the table's own asset, with its figures before and afterwards. It has no
-data version, so assets that wait for new data do not see it.
+The result for each table is an observation of the table's own asset, with its figures before and
+afterwards. It has no data version, so assets that wait for new data do not react to it.
 """
 
 from collections.abc import Mapping
@@ -34,16 +34,16 @@ def maintained_sinks(loaded: LoadedPipeline) -> Mapping[str, LakeMaintenanceConf
     """Return the sinks of a pipeline whose tables are maintained, by id."""
     configs = [sink.config for sink in loaded.spec.spec.sinks]
     return {
-        one.id: one.maintenance
-        for one in configs
-        if isinstance(one, LakeSinkConfig) and one.maintenance.enabled
+        config.id: config.maintenance
+        for config in configs
+        if isinstance(config, LakeSinkConfig) and config.maintenance.enabled
     }
 
 
 def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDefinition:
     """Return the asset of the maintenance of a sink's tables."""
     name = maintenance_job_name(loaded.name, sink_id)
-    sink = next(one for one in loaded.spec.spec.sinks if one.config.id == sink_id)
+    sink = next(block for block in loaded.spec.spec.sinks if block.config.id == sink_id)
 
     @dg.multi_asset(
         name=f"{name}_tables",
@@ -58,15 +58,15 @@ def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDe
             tables = _maintain(context, platform, loaded, sink)
         except DeltaforgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        problems = [problem for one in tables for problem in one.problems]
+        problems = [problem for table in tables for problem in table.problems]
         if problems:
             raise dg.Failure("; ".join(problems), allow_retries=False)
         return dg.MaterializeResult(
             maintenance_key(loaded.name, sink_id),
             metadata={
                 "tables": len(tables),
-                "compacted": sum(one.compacted for one in tables),
-                "cleaned": sum(one.cleaned for one in tables),
+                "compacted": sum(table.compacted for table in tables),
+                "cleaned": sum(table.cleaned for table in tables),
             },
         )
 
@@ -84,15 +84,17 @@ def build_maintenance_job(loaded: LoadedPipeline, sink_id: str) -> UnresolvedAss
     )
 
 
-def observation(pipeline: str, stored: StoredWrite, made: "MaintainedTable") -> dg.AssetObservation:
-    """Return the event that says what became of a table."""
+def observation(
+    pipeline: str, stored: StoredWrite, maintained: "MaintainedTable"
+) -> dg.AssetObservation:
+    """Return the event with the result of a table's maintenance."""
     metadata: dict[str, Any] = {
-        "maintenance": made.done or "nothing was done",
-        "table": ".".join(made.destination),
-        **_metadata("before", made.before),
-        **_metadata("after", made.after),
+        "maintenance": maintained.done or "nothing was done",
+        "table": ".".join(maintained.destination),
+        **_metadata("before", maintained.before),
+        **_metadata("after", maintained.after),
     }
-    if remarks := [*made.notes, *made.problems]:
+    if remarks := [*maintained.notes, *maintained.problems]:
         metadata["remarks"] = "; ".join(remarks)
     key = lake_table_key(pipeline, stored.sink, stored.write.source)
     return dg.AssetObservation(key, metadata=metadata)
@@ -106,14 +108,14 @@ def _maintain(
     tables = []
     with platform.open() as opened:
         sessions = build_run_context(opened, loaded).replay_sessions
-        for stored, made in maintain_tables(opened.store, loaded.name, sink, sessions):
-            if made.destination == stored.write.destination:  # pending changes have no asset
-                context.log_event(observation(loaded.name, stored, made))
-            tables.append(made)
+        for stored, maintained in maintain_tables(opened.store, loaded.name, sink, sessions):
+            if maintained.destination == stored.write.destination:  # pending changes have no asset
+                context.log_event(observation(loaded.name, stored, maintained))
+            tables.append(maintained)
     context.log.info("%s of sink %s maintained", pluralize(len(tables), "table"), sink.config.id)
     return tables
 
 
 def _metadata(when: str, condition: "TableCondition | None") -> dict[str, int]:
-    found = {} if condition is None else condition.counts
-    return {f"{name}_{when}": count for name, count in found.items()}
+    counts = {} if condition is None else condition.counts
+    return {f"{name}_{when}": count for name, count in counts.items()}

@@ -39,7 +39,7 @@ from deltaforge_dagster.pipeline.run_context import RunContext
 def materialize_chosen(
     context: dg.AssetExecutionContext, loaded: LoadedPipeline, run_context: RunContext
 ) -> None:
-    """Do with the chosen ranges what the run's tag says.
+    """Verify, replay, catch up or preview the chosen ranges, as the run's tag says.
 
     Raises:
         NotAllowed: No ranges were chosen, or the tag is unknown.
@@ -69,10 +69,10 @@ def _preview(
     run_context: RunContext,
     ranges: list[int],
 ) -> None:
-    """Log observations of `changes` with what the current processors would make of the ranges."""
+    """Log observations of `changes` that preview the output of the current processors."""
     for number in ranges:
-        made = preview(run_context, loaded.name, number, chain_of(loaded.spec))
-        context.log_event(observation(loaded.name, made))
+        previewed = preview(run_context, loaded.name, number, chain_of(loaded.spec))
+        context.log_event(observation(loaded.name, previewed))
 
 
 def _materialize(
@@ -129,8 +129,8 @@ def _deliver(
     reprocess = context.run.tags.get(RUN_TAG) == "reprocess"
 
     def log(done: ReplayedRange) -> None:
-        what = {"reprocessed" if reprocess else "replayed": done.messages}
-        _log_again(context, run_context, loaded.name, sink_id, done.range, **what)
+        counts = {"reprocessed" if reprocess else "replayed": done.messages}
+        _log_again(context, run_context, loaded.name, sink_id, done.range, **counts)
 
     delivered, lacking = split_by_delivery(run_context.store, loaded.name, sink_id, ranges)
     if reprocess and lacking:

@@ -34,14 +34,17 @@ OUTCOME_METADATA = "outcome"
 RETENTION_JOB = "deltaforge_retention"
 """The job that deletes old data of all pipelines."""
 CAUGHT_UP_METADATA = "caught_up"
-"""The metadata field with the number of messages, in the observation of a sink that a Materialize caught up."""
+"""The metadata field with the number of messages, in the observation of a sink.
+
+It is set when a Materialize has caught up the sink.
+"""
 
 _REFUSED = re.compile(r"[%\x00-\x1f]|\.(?=\.\.)")
 """Characters that Dagster refuses in partition names."""
 
 
 def group_name(group: str, part: str) -> str:
-    """Return the name of a pipeline's group of assets that belong to a part of it: to a sink, or to its source."""
+    """Return the name of the group of assets of a pipeline's sink or source (`part`)."""
     return f"{group}_{re.sub(r'[^A-Za-z0-9_]', '_', part)}"
 
 
@@ -54,7 +57,10 @@ def dagster_name(pipeline: str) -> str:
 
 
 def op_name(pipeline: str) -> str:
-    """Return the name of the op behind a pipeline's assets; Dagster does not allow a job of the same name."""
+    """Return the name of the op behind a pipeline's assets.
+
+    Dagster does not allow a job of the same name.
+    """
     return f"{dagster_name(pipeline)}_ranges"
 
 
@@ -123,12 +129,15 @@ def snapshot_job_name(pipeline: str) -> str:
 
 
 def schemas_key(pipeline: str) -> dg.AssetKey:
-    """Return the key of the asset whose partitions are tables and whose materializations are their versions."""
+    """Return the key of the asset with tables as partitions and versions as materializations."""
     return dg.AssetKey([pipeline, "schemas"])
 
 
 def keys_of(pipeline: str, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
-    """Return which of some keys are those of a pipeline's assets; another project may have keys that begin like them."""
+    """Return those of the keys that belong to a pipeline's assets.
+
+    The first part of a key is not enough, because other projects may have keys that begin with it.
+    """
     paths = [tuple(key.path) for key in keys]
     sinks = {path[2] for path in paths if len(path) == 3 and path[:2] == (pipeline, "sinks")}
     whole = {asset_key(pipeline, CHANGES), snapshot_key(pipeline), health_key(pipeline)}
@@ -154,7 +163,7 @@ def tables_name(pipeline: str) -> str:
 
 def table_partition(table: str) -> str:
     """Return the partition of a table; characters that Dagster refuses are percent-encoded."""
-    return _REFUSED.sub(lambda found: f"%{ord(found[0]):02X}", table)
+    return _REFUSED.sub(lambda match: f"%{ord(match[0]):02X}", table)
 
 
 def table_of(partition: str) -> str:

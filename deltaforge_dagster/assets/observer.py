@@ -1,4 +1,4 @@
-"""What a run tells Dagster while it works."""
+"""Publishes the events of a live run in Dagster while it works."""
 
 import dagster as dg
 

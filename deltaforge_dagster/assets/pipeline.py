@@ -35,7 +35,9 @@ from deltaforge_dagster.resources.platform import Platform
 
 
 def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
-    """Return the multi-asset of a pipeline; if its file cannot be loaded, every run of it fails at once, and says why.
+    """Return the multi-asset of a pipeline.
+
+    If the pipeline's file cannot be loaded, every run of the asset fails at once, and says why.
 
     Dagster derives Python names from asset keys, in which `a-b` and `a_b` would collide. So the asset is built with
     keys whose names stay different, and gets its real keys afterwards.

@@ -32,11 +32,11 @@ class Grid:
         return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines)
 
 
-def processors(made: Preview) -> Grid:
+def processors(preview: Preview) -> Grid:
     """Return the counts and the latency of each processor, in the order of the chain."""
     rows = []
-    for name, counts in made.processors.items():
-        own = {one: n for one, n in counts.items() if one not in _SHOWN}
+    for name, counts in preview.processors.items():
+        other_counts = {counter: n for counter, n in counts.items() if counter not in _SHOWN}
         latency = counts["busy_us"] / max(counts["calls"], 1) / 1000
         rows.append(
             (
@@ -44,75 +44,91 @@ def processors(made: Preview) -> Grid:
                 f"{counts['events_in']:,}",
                 f"{counts['events_out']:,}",
                 f"{latency:.1f} ms",
-                ", ".join(f"{one} {count:,}" for one, count in sorted(own.items())),
+                ", ".join(
+                    f"{counter} {count:,}" for counter, count in sorted(other_counts.items())
+                ),
             )
         )
     return Grid(("processor", "in", "out", "per call", "counted"), tuple(rows))
 
 
-def tables(made: Preview) -> Grid:
+def tables(preview: Preview) -> Grid:
     """Return the number of events of each table, by kind of difference."""
     return Grid(
         ("table", *KINDS),
         tuple(
             (name, *(f"{counts[kind]:,}" for kind in KINDS))
-            for name, counts in sorted(made.difference.tables.items())
+            for name, counts in sorted(preview.difference.tables.items())
         ),
     )
 
 
-def fields(made: Preview) -> Grid:
+def fields(preview: Preview) -> Grid:
     """Return, for each table and field, the number of changed events in which the field differs."""
     return Grid(
         ("table", "field", "events"),
         tuple(
             (table, name, f"{count:,}")
-            for table, counts in sorted(made.difference.fields.items())
+            for table, counts in sorted(preview.difference.fields.items())
             for name, count in counts.most_common()
         ),
     )
 
 
-def sample(made: Preview) -> Grid:
+def sample(preview: Preview) -> Grid:
     """Return the events of the sample, without their values."""
     return Grid(
         ("event", "table", "op", "", "fields"),
         tuple(
-            (one["event_id"], one["table"], one["op"], one["kind"], ", ".join(one["fields"]))
-            for one in made.difference.sample
+            (
+                event["event_id"],
+                event["table"],
+                event["op"],
+                event["kind"],
+                ", ".join(event["fields"]),
+            )
+            for event in preview.difference.sample
         ),
     )
 
 
-def sentence(made: Preview) -> str:
+def sentence(preview: Preview) -> str:
     """Return the result of a preview in one sentence."""
-    found = f"range {made.range}: {pluralize(made.events_in, 'event')} in, {made.events_out:,} out"
-    if made.difference.equal:
-        return f"{found}; the same as sinks get"
-    total = totals(made)
+    summary = (
+        f"range {preview.range}: {pluralize(preview.events_in, 'event')} in, "
+        f"{preview.events_out:,} out"
+    )
+    if preview.difference.equal:
+        return f"{summary}; the same as sinks get"
+    total = totals(preview)
     kinds = ", ".join(f"{total[kind]:,} {kind}" for kind in KINDS[1:] if total[kind])
-    return f"{found}; unlike what sinks get: {kinds}"
+    return f"{summary}; unlike what sinks get: {kinds}"
 
 
-def totals(made: Preview) -> Mapping[str, int]:
+def totals(preview: Preview) -> Mapping[str, int]:
     """Return the number of events of all tables, by kind of difference."""
-    per_table = made.difference.tables.values()
+    per_table = preview.difference.tables.values()
     return {kind: sum(counts[kind] for counts in per_table) for kind in KINDS}
 
 
-def observation(pipeline: str, made: Preview) -> dg.AssetObservation:
+def observation(pipeline: str, preview: Preview) -> dg.AssetObservation:
     """Return a preview as an observation of the range's `changes`."""
     return dg.AssetObservation(
         asset_key(pipeline, CHANGES),
-        partition=partition_key(made.range),
-        description=f"preview of {sentence(made)}",
+        partition=partition_key(preview.range),
+        description=f"preview of {sentence(preview)}",
         metadata={
-            **{f"preview/{kind}": count for kind, count in totals(made).items()},
-            **{f"preview/{name}": n for name, n in processor_metrics(made.processors).items()},
+            **{f"preview/{kind}": count for kind, count in totals(preview).items()},
+            **{f"preview/{name}": n for name, n in processor_metrics(preview.processors).items()},
             "preview": dg.MetadataValue.md(
                 "\n\n".join(
                     grid.markdown()
-                    for grid in (processors(made), tables(made), fields(made), sample(made))
+                    for grid in (
+                        processors(preview),
+                        tables(preview),
+                        fields(preview),
+                        sample(preview),
+                    )
                     if grid.rows
                 )
             ),

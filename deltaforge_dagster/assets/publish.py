@@ -77,7 +77,9 @@ def _links(publication: Publication, journal: Journal) -> dict[str, dg.MetadataV
 
 
 def _provenance(pipeline: str, publication: Publication) -> dict[str, str]:
-    """Return the tags with code version, data version and input versions, as Dagster writes them for yielded results.
+    """Return the tags with code version, data version and input versions.
+
+    They are those that Dagster writes for yielded results.
 
     The data version of a range is its content hash in every asset. It stays the same when the range is verified or
     replayed again, so only a changed spec makes a range stale.
@@ -97,17 +99,17 @@ def recorded(
     instance: dg.DagsterInstance, pipeline: str, asset: str, number: int
 ) -> dg.AssetMaterialization | None:
     """Return the newest materialization of a range in Dagster's event log, None if there is none."""
-    found = instance.fetch_materializations(
+    page = instance.fetch_materializations(
         dg.AssetRecordsFilter(
             asset_key=asset_key(pipeline, asset), asset_partitions=[partition_key(number)]
         ),
         limit=1,
     )
-    return found.records[0].asset_materialization if found.records else None
+    return page.records[0].asset_materialization if page.records else None
 
 
 def _is_recorded(instance: dg.DagsterInstance, pipeline: str, publication: Publication) -> bool:
-    """Return whether Dagster has the event, and for this range, not for an earlier one with the same number.
+    """Return whether Dagster has the event of this range, not of an earlier one with its number.
 
     Range numbers start again if the state store is deleted and Dagster's storage is kept.
     """

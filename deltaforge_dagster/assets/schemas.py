@@ -1,8 +1,8 @@
 """The asset of a pipeline's table versions: one partition is one table.
 
-A run or a tick writes a materialization for each new version (`publish_versions`), with its columns as Dagster's
-column schema. Materializing a table in the UI approves its newest form, if that waits for approval
-(`engine.schemas.on_schema_change: pause_table`).
+A run or a tick writes a materialization for each new version (`publish_versions`), with its columns
+as Dagster's column schema. Materializing a table in the UI approves its newest version, if that
+waits for approval (`engine.schemas.on_schema_change: pause_table`).
 """
 
 from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ def materialization(
         "waits_for_approval": stamp.sequence in history.pending,
     }
     if changes:
-        lines = [f"- `{str(one).replace('`', '')}`" for one in changes]
+        lines = [f"- `{str(change).replace('`', '')}`" for change in changes]
         metadata["changes"] = dg.MetadataValue.md("\n".join(lines))
     if approved is not None:
         metadata["approved_changes"] = approved
@@ -118,15 +118,19 @@ def materialization(
 def column_schema(version: SchemaVersion, changes: list[SchemaDifference]) -> dg.TableSchema:
     """Return the columns of a version as Dagster's column schema, with what the version changed in each."""
     # In words, because Dagster renders a description as Markdown, where a `+` begins a list.
-    made = {one.name: f"{one.kind}; was {one.before}" for one in changes if one.kind == "changed"}
-    made |= {one.name: "added" for one in changes if one.kind == "added"}
+    notes = {
+        change.name: f"{change.kind}; was {change.before}"
+        for change in changes
+        if change.kind == "changed"
+    }
+    notes |= {change.name: "added" for change in changes if change.kind == "added"}
     table = version.table
     return dg.TableSchema(
         [
             dg.TableColumn(
                 column.name,
                 column.data_type or "unknown",
-                description=made.get(column.name),
+                description=notes.get(column.name),
                 constraints=dg.TableColumnConstraints(
                     nullable=column.nullable,
                     other=["primary key"] if column.name in table.primary_key else [],
@@ -157,11 +161,11 @@ def _approve(context: dg.AssetExecutionContext, store: StateStore, pipeline: str
 def _is_recorded(
     instance: dg.DagsterInstance, pipeline: str, partition: str, version: SchemaVersion
 ) -> bool:
-    found = instance.fetch_materializations(
+    page = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=schemas_key(pipeline), asset_partitions=[partition]),
         limit=1,
     )
-    event = found.records[0].asset_materialization if found.records else None
+    event = page.records[0].asset_materialization if page.records else None
     if event is None or "fingerprint" not in event.metadata:
         return False
     shown = event.metadata[_SEQUENCE].value, event.metadata["fingerprint"].value

@@ -7,7 +7,7 @@ Folders, from the top; imports point down:
 - `capture`: the source's stream becomes segments and ranges;
 - `deliver`: one deliverer per sink, with its dead letters;
 - `sensing`: examines journaled segments for what their JSON documents and tables look like;
-- `health`: whether a pipeline works, and whether its source and sinks are as it needs them;
+- `health`: whether a pipeline works, and whether its source and sinks are set up as it needs;
 - `snapshots`: tables are read in chunks, whose rows are merged into the captured stream;
 - `control`: decisions about pipelines: which exist, whether there is work, what is published, what may be deleted;
 - `lake`: segments become commits of tables, by Spark;
@@ -15,7 +15,8 @@ Folders, from the top; imports point down:
 - `encode`: segments become messages, in Spark's tasks;
 - `schemas`: table versions of a pipeline, and their approval.
 
-The modules beside them are what all of these share: the `lease`, the `run_context`, what a `delivery` is, `committed` positions, held keys,
-meters, back-off, what is used of Spark (`spark_client`, without pandas: `pandas_later`), and the `failpoints` at
+The modules directly in this package are shared by these folders: the `lease`, the `run_context`,
+the interface of a `delivery`, `committed` positions, held keys, meters, back-off, the used part of
+Spark (`spark_client`, which is imported without pandas: `pandas_later`), and the `failpoints`, at
 which tests let a process die. Modules called `..._job` run in Spark's tasks.
 """

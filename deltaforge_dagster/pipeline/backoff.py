@@ -1,6 +1,6 @@
-"""How long to wait before the next attempt: doubling, with jitter, up to a limit.
+"""Delays between attempts, and whether a run waits for the next attempt.
 
-And whether a run waits for that attempt.
+Delays double, with jitter, up to a limit.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 
 PATIENCE = 5.0
-"""Seconds for which a run waits at most for what fails."""
+"""How many seconds a run waits at most for a sink or a processor that fails."""
 
 ASKED_PATIENCE = 30.0
-"""Seconds for which it waits at most if a server has said when to try again."""
+"""The same if the server has said when to try again (`Retryable.retry_after`)."""
 
 
 class Backoff:
-    """Delays 1, 2, 4 ... seconds, each off by up to a fifth, never above `maximum`."""
+    """Delays of 1, 2, 4 ... up to `maximum` seconds, each varied at random by up to a fifth."""
 
     def __init__(self, initial: float = 1.0, maximum: float = 60.0, failures: int = 0) -> None:
         self._initial = initial
@@ -28,6 +28,7 @@ class Backoff:
 
     def next_delay(self) -> float:
         """Return the seconds to wait after one more failure."""
+        # After so many doublings every maximum is reached; the power must not overflow.
         delay = min(self._initial * 2.0 ** min(self._failures, 30), self._maximum)
         self._failures += 1
         return delay * random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries, keeps no secret
@@ -38,7 +39,9 @@ class Backoff:
 
 
 class RetryPatience:
-    """Whether a run waits for what fails: until an attempt that comes soon after the failures began.
+    """Decides whether a run waits for something that fails.
+
+    It waits if the next attempt comes soon after the first failure in a row.
 
     Args:
         seconds: The longest time from the first failure in a row, or from progress after it, to such an attempt.
@@ -50,7 +53,7 @@ class RetryPatience:
         self._failing: _Failing | None = None
 
     def failed(self, error: DeltaforgeError, delay: float) -> None:
-        """Note a failure, and that the next attempt is made after so many seconds."""
+        """Record a failure; the next attempt follows after `delay` seconds."""
         if not isinstance(error, Retryable):
             self._failing = None
             return

@@ -36,7 +36,11 @@ def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
 
 def awaited_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> Collection[str]:
     """Return the sinks that the commit policy waits for; with a quorum, none while enough sinks work."""
-    idle = {one.sink for one in checkpoints.values() if one.failures or not one.attached}
+    idle = {
+        checkpoint.sink
+        for checkpoint in checkpoints.values()
+        if checkpoint.failures or not checkpoint.attached
+    }
     quorum = spec.spec.commit_policy.mode == "quorum"
     return [] if quorum and committed_without(spec, idle) else counted_sinks(spec)
 
@@ -47,18 +51,18 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
     `required`: those that are not required; `all`: none; `quorum` N: all but the N foremost.
     """
     attached = sorted(
-        (one for one in checkpoints.values() if one.attached),
-        key=lambda one: (one.whole_segment, one.ordinal),
+        (checkpoint for checkpoint in checkpoints.values() if checkpoint.attached),
+        key=lambda checkpoint: (checkpoint.whole_segment, checkpoint.ordinal),
     )
     policy = spec.spec.commit_policy
     if policy.mode == "quorum" and policy.quorum:
-        return [one.sink for one in attached[: max(0, len(attached) - policy.quorum)]]
+        return [checkpoint.sink for checkpoint in attached[: max(0, len(attached) - policy.quorum)]]
     counted = counted_sinks(spec)
-    return [one.sink for one in attached if one.sink not in counted]
+    return [checkpoint.sink for checkpoint in attached if checkpoint.sink not in counted]
 
 
 def go_on_command(pipeline: str, sink: str, state: Attachment) -> str:
-    """Return the command that lets a paused or detached sink go on."""
+    """Return the command that resumes a paused sink or attaches a detached one."""
     word = "attach" if state == "detached" else "resume"
     return f"deltaforge sink {word} {pipeline} {sink}"
 
@@ -81,7 +85,8 @@ def committed_position(
         pipeline: Its row.
         checkpoints: Its sinks' checkpoints.
         holds: Its holds.
-        undelivered: Whether the source may also discard what is in the journal only (`confirm: auto` takes effect).
+        undelivered: Whether the source may also discard changes that only the journal has, because
+            `confirm: auto` has taken effect.
     """
     captured = _before(_parse(pipeline.captured_position), holds)
     if undelivered or spec.spec.engine.journal.confirm == "captured":
@@ -89,10 +94,10 @@ def committed_position(
     counted = _attached_counted(spec, checkpoints)
     if not counted:
         return captured
-    reached = [_reached(one, holds) for one in counted]
-    known = sorted(position for position in reached if position is not None)
+    reached = [_reached(checkpoint, holds) for checkpoint in counted]
+    positions = sorted(position for position in reached if position is not None)
     needed = _needed(spec, counted)
-    return known[-needed] if len(known) >= needed else None
+    return positions[-needed] if len(positions) >= needed else None
 
 
 def first_awaited_segment(
@@ -102,7 +107,7 @@ def first_awaited_segment(
     counted = _attached_counted(spec, checkpoints)
     if not counted:
         return None
-    delivered = sorted(one.whole_segment for one in counted)[
+    delivered = sorted(checkpoint.whole_segment for checkpoint in counted)[
         -min(_needed(spec, counted), len(counted))
     ]
     return delivered + 1 if delivered + 1 < pipeline.next_segment else None
@@ -112,7 +117,7 @@ def lacking_bytes(store: StateStore, pipeline: str, checkpoints: Collection[Chec
     """Return the bytes of the journal that at least one of these sinks still lacks."""
     if not checkpoints:
         return 0
-    delivered = min(one.whole_segment for one in checkpoints)
+    delivered = min(checkpoint.whole_segment for checkpoint in checkpoints)
     return store.segments.total_bytes(pipeline, after=delivered)
 
 

@@ -1,7 +1,7 @@
-"""What a thread that delivers to a sink has, and what it delivers: messages, or changes of tables.
+"""The interfaces between the thread that delivers to a sink and what it delivers.
 
-A `Delivery` is one of the two. The thread (`deliver.deliverer`) asks it for one piece of work after the other, waits
-while there is none, and repeats what failed.
+A `Delivery` delivers either messages or changes to tables. The thread (`deliver.deliverer`) asks it
+for one piece of work after the other, waits while there is none, and repeats what failed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class DeliveryContext:
 
 
 class Attempts(Protocol):
-    """Whether a sink fails.
+    """Whether a sink fails at present.
 
     Attributes:
-        error: Why, None if it does not.
+        error: Why it fails; None if it does not.
     """
 
     error: DeltaforgeError | None
@@ -90,11 +90,13 @@ class DeliveryProgress(Protocol):
 
 
 class Delivery(Protocol):
-    """Delivers to one sink, piece by piece; used by its thread, except where another one is named.
+    """Delivers to one sink, piece by piece; used by its thread unless a method names another.
 
     Attributes:
-        prompt: Whether it delivers a segment as soon as there is one, so that small segments arrive earlier.
-        redriving: Whether there is, or may be, work that no segment shows: dead letters to deliver again, tables to load again.
+        prompt: Whether it delivers a segment as soon as there is one, so that small segments arrive
+            earlier.
+        redriving: Whether there is, or may be, work other than new segments: dead letters to
+            deliver again, or tables to load again.
     """
 
     prompt: bool
@@ -147,11 +149,14 @@ class Delivery(Protocol):
         ...
 
     def wind_up(self) -> bool:
-        """Begin nothing that takes long; return whether nothing of that kind is under way. Called by the main thread."""
+        """Stop beginning long pieces of work; return whether none is under way.
+
+        Called by the main thread.
+        """
         ...
 
     def interrupt(self) -> None:
-        """End a piece of work that hangs, whatever becomes of it; called by another thread."""
+        """Abort a piece of work that hangs, whatever its result; called by another thread."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Failover: check, each time before a source is read, whether it is still the same server.
 
-Behind an unchanged DSN there may be another server one day: a promoted replica, a restored copy, an
-upgraded cluster. Then the source determines where reading resumes, or that it cannot; every table is
+The server behind an unchanged DSN may change: to a promoted replica, a restored copy or an upgraded
+cluster. Then the source determines where reading resumes, or that it cannot; every table is
 compared with the version with which its rows were last decoded; and the result is recorded. A table
 whose primary key has changed stops the pipeline, because consumers would mistake its rows for others.
 `on_schema_drift: halt` stops it for every difference; `adapt` continues, since rows are decoded with the
@@ -52,7 +52,7 @@ class Failover:
         self._on_schema_drift = on_schema_drift
 
     def start(self, source: Source, start: Position) -> Position:
-        """Return where reading resumes: at `start`, or at the equivalent position on a server that replaced the other.
+        """Return where reading resumes: at `start`, or at the equivalent position on a new server.
 
         Raises:
             PositionLost: The log after `start` cannot be read on this server.
@@ -69,48 +69,53 @@ class Failover:
         logger.warning(
             "source %s is another server now (%s, was %s)", self._source_id, identity, previous
         )
-        found = source.relocate(start, previous)
+        position = source.relocate(start, previous)
         deltas = self._deltas(source)
+        # Before anything is recorded, so that a refused server is examined again at the next start.
         self._refuse(deltas)
-        self._lease.write(lambda writer: self._record(writer, previous, identity, found, deltas))
-        return found
+        self._lease.write(lambda writer: self._record(writer, previous, identity, position, deltas))
+        return position
 
     def _record(
-        self, writer: FencedWriter, previous: str, identity: str, found: Position, deltas: Deltas
+        self, writer: FencedWriter, previous: str, identity: str, position: Position, deltas: Deltas
     ) -> None:
-        writer.pipeline.set_captured(found.to_json())
+        writer.pipeline.set_captured(position.to_json())
         writer.failovers.reconciled(
             self._source_id,
             previous=previous,
             identity=identity,
-            position=found.to_json(),
+            position=position.to_json(),
             deltas=deltas,
         )
 
     def _deltas(self, source: Source) -> Deltas:
-        """Compare each table that was ever captured with what it is on this server."""
+        """Compare each table that was ever captured with its definition on this server."""
         existing = set(source.tables())
         deltas: Deltas = {}
         for versions in self._store.schemas.versions(self._lease.pipeline):
             newest = versions[-1]
             name = newest.full_name
             try:
-                now = source.schema(name)
+                current = source.schema(name)
             except SourceMisconfigured:
-                now = None
-            if now is not None and name not in existing:
+                current = None
+            if current is not None and name not in existing:
                 continue  # it exists, but is no longer captured
-            deltas[newest.db, name] = differences(newest, now)
-            if now is not None and any(not differences(one, now) for one in versions):
+            deltas[newest.db, name] = differences(newest, current)
+            if current is not None and any(
+                not differences(version, current) for version in versions
+            ):
                 deltas[newest.db, name] = []  # equal to an earlier version
         return deltas
 
     def _refuse(self, deltas: Mapping[tuple[str, str], list[str]]) -> None:
-        changed = {name: found for (_, name), found in deltas.items() if found}
+        changed = {name: changes for (_, name), changes in deltas.items() if changes}
         if not changed:
             return
-        text = "; ".join(f"{name}: {', '.join(found)}" for name, found in sorted(changed.items()))
-        if any(delta.startswith(_KEY_CHANGED) for found in changed.values() for delta in found):
+        text = "; ".join(
+            f"{name}: {', '.join(changes)}" for name, changes in sorted(changed.items())
+        )
+        if any(delta.startswith(_KEY_CHANGED) for changes in changed.values() for delta in changes):
             raise SourceMisconfigured(
                 f"source {self._source_id} is another server now, and keys changed: {text}. "
                 "Restore the keys, or capture these tables with a new pipeline"
@@ -123,19 +128,19 @@ class Failover:
         logger.warning("source %s: tables changed: %s", self._source_id, text)
 
 
-def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
-    """Return the differences of two table versions, one text each: the kind of difference and the column."""
-    if now is None:
+def differences(before: TableSchema, after: TableSchema | None) -> list[str]:
+    """Return the differences of two table versions as texts: kind of difference and column."""
+    if after is None:
         return ["table_dropped"]
     old = {column.name: column.data_type for column in before.columns}
-    new = {column.name: column.data_type for column in now.columns}
-    found = [f"column_added {name}" for name in new if name not in old]
-    found += [f"column_dropped {name}" for name in old if name not in new]
-    found += [
+    new = {column.name: column.data_type for column in after.columns}
+    deltas = [f"column_added {name}" for name in new if name not in old]
+    deltas += [f"column_dropped {name}" for name in old if name not in new]
+    deltas += [
         f"column_type_changed {name}"
         for name in old
         if new.get(name) and old[name] != new[name]  # a source may not know a column's type
     ]
-    if set(before.primary_key) != set(now.primary_key):
-        found.append(f"{_KEY_CHANGED} ({', '.join(now.primary_key) or 'none'})")
-    return found
+    if set(before.primary_key) != set(after.primary_key):
+        deltas.append(f"{_KEY_CHANGED} ({', '.join(after.primary_key) or 'none'})")
+    return deltas

@@ -40,9 +40,9 @@ FAILPOINTS = (
     "redrive-written",  # its entry is gone
     "lake-planned",  # what a commit to a sink's tables covers is stored, nothing of it is written
     "lake-staged",  # its files are there, no table has them
-    "lake-pending-planned",  # that it goes to the pending changes of tables is stored
-    "lake-pending-added",  # it is among them, and they are to be folded
-    "lake-filled",  # the rows of a table have what they have at the source in columns that were added
+    "lake-pending-planned",  # it is stored that it goes to the pending changes of tables
+    "lake-pending-added",  # they contain it, and are still to be folded
+    "lake-filled",  # rows of a table have the source's values in columns that were added
     "lake-fold-merged",  # the pending changes of a table are in the table as well
     "lake-fold-deleted",  # they are in the table only
     "lake-table-committed",  # one of its tables has it

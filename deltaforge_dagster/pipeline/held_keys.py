@@ -5,8 +5,8 @@ key touches the old and the new one; a TRUNCATE touches every key of its table. 
 keys is held, and then its other keys are held as well, since later changes must not overtake it. A change of
 a table without a primary key cannot be assigned to a row, so it waits only behind a TRUNCATE.
 
-A key is held from the place of its first entry in the queue: if a sink's checkpoint was moved back, changes
-before that place pass.
+A key is held from the offset of its first entry in the queue: if a sink's checkpoint was moved
+back, changes before that offset pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from deltaforge_dagster.state.records import DeadLetterRow
 
 Place = tuple[int, int]
-"""Segment and ordinal."""
+"""The offset of a change in the journal: segment and ordinal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Keys:
     whole: bool
 
     @classmethod
-    def of_entry(cls, entry: DeadLetterRow) -> Keys:
+    def of_entry(cls, letter: DeadLetterRow) -> Keys:
         """Return the keys that an entry of the queue touches."""
-        return cls(entry.table_name, entry.row_key, entry.old_key, entry.row_key is None)
+        return cls(letter.table_name, letter.row_key, letter.old_key, letter.row_key is None)
 
     @property
     def some(self) -> bool:
@@ -58,9 +58,9 @@ class HeldKeys:
     def __init__(self, entries: Iterable[DeadLetterRow] = ()) -> None:
         self._keys: dict[str, dict[str, Place]] = {}
         self._tables: dict[str, Place] = {}
-        for entry in entries:
-            if entry.holds:
-                self.hold((entry.segment, entry.ordinal), Keys.of_entry(entry))
+        for letter in entries:
+            if letter.holds:
+                self.hold((letter.segment, letter.ordinal), Keys.of_entry(letter))
 
     def __bool__(self) -> bool:
         """Whether any key is held."""
@@ -74,23 +74,23 @@ class HeldKeys:
             for table, keys in self._keys.items()
         }
 
-    def hold(self, place: Place, keys: Keys) -> bool:
-        """Hold the keys of a change at a place; return whether any of them was not held before."""
+    def hold(self, offset: Place, keys: Keys) -> bool:
+        """Hold the keys of a change at an offset; return whether any of them was not yet held."""
         held = self._keys.setdefault(keys.table, {})
-        known = len(held) + len(self._tables)
+        before = len(held) + len(self._tables)
         for key in keys.keys:
-            held[key] = min(place, held.get(key, place))
+            held[key] = min(offset, held.get(key, offset))
         if keys.whole:
-            self._tables[keys.table] = min(place, self._tables.get(keys.table, place))
-        return len(held) + len(self._tables) > known
+            self._tables[keys.table] = min(offset, self._tables.get(keys.table, offset))
+        return len(held) + len(self._tables) > before
 
-    def holds(self, place: Place, keys: Keys) -> bool:
-        """Return whether a change at a place must wait."""
+    def holds(self, offset: Place, keys: Keys) -> bool:
+        """Return whether a change at an offset must wait."""
         held = self._keys.get(keys.table, {})
-        places = [held[key] for key in (held if keys.whole else keys.keys) if key in held]
+        starts = [held[key] for key in (held if keys.whole else keys.keys) if key in held]
         if keys.table in self._tables:
-            places.append(self._tables[keys.table])
-        return any(one < place for one in places)
+            starts.append(self._tables[keys.table])
+        return any(start < offset for start in starts)
 
 
 def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLetterRow]:
@@ -100,14 +100,14 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
         entries: All entries of the sink, in the order of the journal.
         reached: The sink's checkpoint.
     """
-    found = []
+    due = []
     blocked = HeldKeys()
-    for entry in entries:
-        place, keys = (entry.segment, entry.ordinal), Keys.of_entry(entry)
-        if place > reached:
+    for letter in entries:
+        offset, keys = (letter.segment, letter.ordinal), Keys.of_entry(letter)
+        if offset > reached:
             break
-        if entry.state != "dead" and not (entry.holds and blocked.holds(place, keys)):
-            found.append(entry)
-        elif entry.holds:
-            blocked.hold(place, keys)
-    return found
+        if letter.state != "dead" and not (letter.holds and blocked.holds(offset, keys)):
+            due.append(letter)
+        elif letter.holds:
+            blocked.hold(offset, keys)
+    return due

@@ -27,23 +27,27 @@ def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
         segment: Segment of the rows.
         rows: Changes in order, with the columns `COLUMNS`.
     """
-    found: list[int] = []
+    indexes: list[int] = []
     start: int | None = 0
     while start is not None:
-        start = _wait_from(start, held, segment, rows, found)
-    return found
+        start = _wait_from(start, held, segment, rows, indexes)
+    return indexes
 
 
 def _wait_from(
-    start: int, held: HeldKeys, segment: int, rows: pa.RecordBatch, found: list[int]
+    start: int, held: HeldKeys, segment: int, rows: pa.RecordBatch, indexes: list[int]
 ) -> int | None:
-    """Find the rows that wait, up to one that holds further keys; return the index after it, None at the end."""
+    """Add the rows that wait to `indexes`, up to the first one that holds further keys.
+
+    Returns:
+        The index after that row; None at the end of the rows.
+    """
     candidates = start + np.flatnonzero(_candidates(held, rows.slice(start)))
     for index, keys in zip(candidates.tolist(), keys_of(rows, candidates), strict=True):
-        place = (segment, cast("int", rows.column("ordinal")[index].as_py()))
-        if held.holds(place, keys):
-            found.append(index)
-            if held.hold(place, keys):
+        offset = (segment, cast("int", rows.column("ordinal")[index].as_py()))
+        if held.holds(offset, keys):
+            indexes.append(index)
+            if held.hold(offset, keys):
                 return int(index) + 1
     return None
 
@@ -54,19 +58,21 @@ def _candidates(held: HeldKeys, rows: pa.RecordBatch) -> _Mask:
     names = full_names(rows)
     moved, _ = changed_keys(rows)
     for table, keys in held.tables.items():
-        here = _mask(pc.equal(names, pa.scalar(table)))
-        if keys is not None and here.any():
-            some = _mask(pc.is_in(rows.column("key"), value_set=pa.array(list(keys), pa.string())))
-            some |= _mask(pc.equal(rows.column("op").cast(pa.string()), pa.scalar("t")))
-            some[moved] = True
-            here &= some
-        chosen |= here
+        of_table = _mask(pc.equal(names, pa.scalar(table)))
+        if keys is not None and of_table.any():
+            touched = _mask(
+                pc.is_in(rows.column("key"), value_set=pa.array(list(keys), pa.string()))
+            )
+            touched |= _mask(pc.equal(rows.column("op").cast(pa.string()), pa.scalar("t")))
+            touched[moved] = True
+            of_table &= touched
+        chosen |= of_table
     return chosen
 
 
-def keys_of(rows: pa.RecordBatch, some: Sequence[int] | npt.NDArray[np.int64]) -> list[Keys]:
-    """Return the keys of some changes, given by their index, with the columns `COLUMNS`."""
-    chosen = rows.take(pa.array(some, pa.int64()))
+def keys_of(rows: pa.RecordBatch, indexes: Sequence[int] | npt.NDArray[np.int64]) -> list[Keys]:
+    """Return the keys of the changes at these indexes; `rows` has the columns `COLUMNS`."""
+    chosen = rows.take(pa.array(indexes, pa.int64()))
     moved, old = changed_keys(chosen)
     before = dict(zip(moved.tolist(), old.to_pylist(), strict=True))
     tables = cast("list[str]", full_names(chosen).to_pylist())

@@ -26,13 +26,13 @@ _OUTBOX_DROPPED = "outbox_dropped:"
 
 
 Versions: TypeAlias = "set[tuple[str, str]]"
-"""Tables and their versions that a run has met."""
+"""Pairs of a table and a version of it that a run has captured."""
 
 
-def captured(source: str, segment: WrittenSegment, now: float, met: Versions) -> Tally:
+def captured(source: str, segment: WrittenSegment, now: float, seen: Versions) -> Tally:
     """Return the tally of a segment captured at `now`, seconds since 1970.
 
-    Adds the segment's table versions to `met`.
+    Adds the segment's table versions to `seen`.
     """
     tally = Tally()
     versions = {
@@ -40,9 +40,9 @@ def captured(source: str, segment: WrittenSegment, now: float, met: Versions) ->
         for table, contained in segment.schema_versions.items()
         for version in ([contained] if isinstance(contained, str) else contained)
     }
-    tally.add(families.SOURCE_SCHEMA_HITS, len(versions & met), source=source)
-    tally.add(families.SOURCE_SCHEMA_MISSES, len(versions - met), source=source)
-    met |= versions
+    tally.add(families.SOURCE_SCHEMA_HITS, len(versions & seen), source=source)
+    tally.add(families.SOURCE_SCHEMA_MISSES, len(versions - seen), source=source)
+    seen |= versions
     for table, ops in segment.counts.items():
         for op, count in ops.items():
             tally.add(families.SOURCE_EVENTS, count, source=source, table=table, op=op)
@@ -103,7 +103,10 @@ def processed(
 
 
 def processing_failed(error: DeltaforgeError, processors: Iterable[str]) -> Tally:
-    """Return the tally of an error of the chain: one error of the processor that its message names, if any."""
+    """Return the tally of an error of the chain.
+
+    It counts one error of the processor that the message names, if it names one.
+    """
     tally = Tally()
     named = _PROCESSOR.search(str(error))
     if named is not None and named[1] in processors:
@@ -137,7 +140,7 @@ class SinkMeter:
         self._began = time.monotonic()
 
     def sent(self, parts: Sequence[pa.RecordBatch]) -> None:
-        """Count a batch (`SinkBatch.parts`), or what of it has arrived."""
+        """Count a batch (`SinkBatch.parts`), or the part of it that has arrived."""
         seconds = time.monotonic() - self._began
         self._spent += seconds
         messages = sum(part.num_rows for part in parts)
@@ -146,7 +149,9 @@ class SinkMeter:
         sink, tally = self._sink, self._tally
         tally.add(families.SINK_EVENTS, messages, sink=sink)
         tally.add(families.SINK_BATCHES, sink=sink)
-        tally.add(families.SINK_BYTES, sum(one.column("value").nbytes for one in parts), sink=sink)
+        tally.add(
+            families.SINK_BYTES, sum(part.column("value").nbytes for part in parts), sink=sink
+        )
         tally.observe(families.SINK_LATENCY, seconds, sink=sink)
         self._latencies.append(seconds)
 
@@ -202,7 +207,7 @@ class SinkMeter:
         self._tally.add(families.DLQ_WRITE_FAILURES)
 
     def panicked(self) -> None:
-        """Count a defect."""
+        """Count a defect of the program."""
         self._tally.add(families.PANICS)
 
     def acknowledged(self, segment: SegmentRow, *, complete: bool) -> Tally:
@@ -225,9 +230,9 @@ class SinkMeter:
         if not segments:
             return self.drain()
         now = time.time()
-        for one in segments[:-1]:
-            if one.received_at is not None:
-                self._tally.observe(families.E2E_LATENCY, max(0.0, now - one.received_at))
+        for segment in segments[:-1]:
+            if segment.received_at is not None:
+                self._tally.observe(families.E2E_LATENCY, max(0.0, now - segment.received_at))
         return self.acknowledged(segments[-1], complete=True)
 
     def committed(self, segment: SegmentRow, seconds: float, failures: int) -> None:

@@ -1,4 +1,6 @@
-"""Lets a run use Arrow and Spark without importing pandas, which would cost it a quarter of a second and 45 MB.
+"""Lets a run use Arrow and Spark without importing pandas.
+
+Importing pandas would cost the run a quarter of a second and 45 MB.
 
 Both libraries convert from and to pandas, which DeltaForge never does. pyarrow imports pandas when it creates its
 first array from Python objects, to recognize objects of pandas; PySpark's Connect client imports it at once.
@@ -64,7 +66,10 @@ def standing_in_for_pandas() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """Stands in for a module of pandas; once it is out of `sys.modules`, its attributes are those of the real module."""
+    """Stands in for a module of pandas.
+
+    Once it is removed from `sys.modules`, its attributes are those of the real module.
+    """
 
     __path__: MutableSequence[str] = []  # noqa: RUF012 - modules have it as an attribute
     __version__ = version(_PANDAS)
@@ -78,7 +83,10 @@ class _StandIn(ModuleType):
 
 
 def _later(module: ModuleType, name: str) -> Callable[..., Any]:
-    """Return a function that looks up the one of pandas when it is called; it also serves as a type in annotations."""
+    """Return a function that looks up pandas' function of this name when it is called.
+
+    It also serves as a type in annotations.
+    """
 
     def function(*arguments: Any, **options: Any) -> Any:
         return getattr(module, name)(*arguments, **options)
@@ -87,7 +95,7 @@ def _later(module: ModuleType, name: str) -> Callable[..., Any]:
 
 
 class _ArrowsPandas(MetaPathFinder):
-    """Hides pandas while pyarrow searches for it; later makes pyarrow find pandas when somebody imports it."""
+    """Hides pandas while pyarrow searches for it; pyarrow then finds it once it is imported."""
 
     def __init__(self) -> None:
         self.hidden = True

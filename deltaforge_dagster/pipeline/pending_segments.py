@@ -40,8 +40,8 @@ class Chosen:
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
         """Return the segments from `first` to `last`, both included."""
-        found = (row for row in self.rows if first is None or row.segment >= first)
-        return [row for row in found if last is None or row.segment <= last][:limit]
+        rows = (row for row in self.rows if first is None or row.segment >= first)
+        return [row for row in rows if last is None or row.segment <= last][:limit]
 
 
 class PendingSegments:
@@ -60,8 +60,8 @@ class PendingSegments:
 
     def segment(self, number: int) -> SegmentRow | None:
         """Return a segment, None if it does not exist or is not ready."""
-        found = self.segments(first=number, last=number)
-        return found[0] if found else None
+        rows = self.segments(first=number, last=number)
+        return rows[0] if rows else None
 
     def segments(
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
@@ -73,7 +73,10 @@ class PendingSegments:
         return [row.delivered for row in rows]
 
     def reached(self, captured: str) -> str:
-        """Return the position up to which segments are ready: the captured one, or the start of the first that is not."""
+        """Return the position up to which segments are ready.
+
+        This is the captured position, or the start of the first segment that is not ready.
+        """
         if self._chained:
             for row in self._store.segments.read(self._pipeline):
                 if row.chain_hash is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def pluralize(count: int, one: str, many: str | None = None) -> str:
+def pluralize(count: int, singular: str, plural: str | None = None) -> str:
     """Return a number with its noun, singular or plural: `1 segment`, `1,200 segments`."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+    return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
 
 
 def size(count: int) -> str:

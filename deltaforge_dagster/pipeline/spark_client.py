@@ -1,4 +1,4 @@
-"""What the product uses of PySpark's Connect client, which is imported here without pandas (`pandas_later`)."""
+"""The parts of PySpark's Connect client that are used; imported without pandas (`pandas_later`)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,10 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # its log lines contain UR
 _ATTEMPTS = 3
 _TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
-"""Pause before the second attempt; it doubles for the third. The sensor's next tick tries again after that."""
+"""Pause before the second attempt; it doubles for the third.
+
+If that fails as well, the sensor's next tick tries again.
+"""
 
 _ICONS = {"problem": ":red_circle:", "recovered": ":large_green_circle:"}
 
@@ -58,64 +61,64 @@ class AlertProblem:
 def notify(
     store: StateStore, loaded: LoadedPipeline, problems: Sequence[AlertProblem]
 ) -> list[str]:
-    """Send every hook of a pipeline the messages that are due; return the hooks that could not be reached.
+    """Send every hook of a pipeline the messages that are due; return the unreachable hooks.
 
     Args:
         store: The state store, which records what was sent.
         loaded: The pipeline.
         problems: Everything that fails now.
     """
-    told = Kv(store.database, f"alerts/{loaded.name}")
+    sent = Kv(store.database, f"alerts/{loaded.name}")
     hooks = {_id(hook): hook for hook in loaded.spec.spec.engine.alerts}
-    for gone in told.items().keys() - hooks.keys():
-        told.delete(gone)
-    deaf = []
+    for gone in sent.items().keys() - hooks.keys():
+        sent.delete(gone)
+    unreached = []
     with httpx.Client(timeout=_TIMEOUT_SECONDS) as client:
-        for place, (hook_id, hook) in enumerate(hooks.items()):
-            known: dict[str, Any] = orjson.loads(told.get(hook_id) or b"{}")
-            for message in _news(loaded, problems, known):
+        for index, (hook_id, hook) in enumerate(hooks.items()):
+            reported: dict[str, Any] = orjson.loads(sent.get(hook_id) or b"{}")
+            for message in _news(loaded, problems, reported):
                 if not _sent(client, hook, message):
-                    deaf.append(f"engine.alerts[{place}] ({hook.type})")
+                    unreached.append(f"engine.alerts[{index}] ({hook.type})")
                     break
-                _remember(known, message)
-                told.put(hook_id, orjson.dumps(known))
-    return deaf
+                _remember(reported, message)
+                sent.put(hook_id, orjson.dumps(reported))
+    return unreached
 
 
 def _news(
-    loaded: LoadedPipeline, problems: Sequence[AlertProblem], known: Mapping[str, Any]
+    loaded: LoadedPipeline, problems: Sequence[AlertProblem], reported: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the messages that are due: first for new problems, then for those that are over."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    present = {one.key: one for one in problems}
+    present = {problem.key: problem for problem in problems}
     common = {"pipeline": loaded.name, "tenant": loaded.spec.metadata.tenant}
     began = [
         {
             "event": "problem",
             **common,
-            "asset": one.asset,
-            "check": one.check,
-            "severity": one.severity,
+            "asset": problem.asset,
+            "check": problem.check,
+            "severity": problem.severity,
             "since": now,
         }
-        for key, one in present.items()
-        if key not in known
+        for key, problem in present.items()
+        if key not in reported
     ]
     over = [
         {"event": "recovered", **common, **before, "until": now}
-        for key, before in known.items()
+        for key, before in reported.items()
         if key not in present
     ]
     return [*began, *over]
 
 
-def _remember(known: dict[str, Any], message: Mapping[str, Any]) -> None:
+def _remember(reported: dict[str, Any], message: Mapping[str, Any]) -> None:
     problem = AlertProblem(message["asset"], message["check"], message["severity"])
     if message["event"] == "problem":
         kept = ("asset", "check", "severity", "since")
-        known[problem.key] = {name: message[name] for name in kept}
+        reported[problem.key] = {name: message[name] for name in kept}
     else:
-        del known[problem.key]
+        del reported[problem.key]
 
 
 def _sent(client: httpx.Client, hook: AlertHook, message: Mapping[str, Any]) -> bool:
@@ -138,14 +141,14 @@ def _sent(client: httpx.Client, hook: AlertHook, message: Mapping[str, Any]) -> 
 
 def _text(message: Mapping[str, Any]) -> str:
     """Return a message as text for Slack."""
-    what = f"`{message['check']}` of `{message['asset']}`"
+    check = f"`{message['check']}` of `{message['asset']}`"
     name = f"*{message['pipeline']}*"
     if message["event"] == "recovered":
         return (
-            f"{_ICONS['recovered']} {name}: {what} has recovered (failed since {message['since']})"
+            f"{_ICONS['recovered']} {name}: {check} has recovered (failed since {message['since']})"
         )
     return (
-        f"{_ICONS['problem']} {name}: {what} fails ({message['severity']}); "
+        f"{_ICONS['problem']} {name}: {check} fails ({message['severity']}); "
         f"for details: `deltaforge status {message['pipeline']}`"
     )
 

@@ -37,7 +37,7 @@ class DagsterReload:
         self._lock = threading.Lock()
 
     def __call__(self) -> str:
-        """Reload, and return the result in one sentence; an unreachable webserver does not raise an error."""
+        """Reload, and return the result in one sentence, even if the webserver is unreachable."""
         if self._url is None:
             return (
                 "no webserver is configured (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "
@@ -64,10 +64,10 @@ def _problem(answer: dict[str, dict[str, dict[str, object]]]) -> str | None:
     reloaded = answer["data"]["reloadWorkspace"]
     if reloaded["__typename"] != "Workspace":
         return str(reloaded.get("message", reloaded["__typename"]))
-    entries = reloaded["locationEntries"]
-    assert isinstance(entries, list)
-    for entry in entries:
-        location = entry["locationOrLoadError"]
+    code_locations = reloaded["locationEntries"]
+    assert isinstance(code_locations, list)
+    for code_location in code_locations:
+        location = code_location["locationOrLoadError"]
         if location is not None and location["__typename"] == "PythonError":
-            return f"{entry['name']}: {location['message']}"
+            return f"{code_location['name']}: {location['message']}"
     return None

@@ -23,7 +23,9 @@ _KEPT = 4
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
-    """Dagster's PostgreSQL storage with the same settings, tables and behaviour, but with connection pools.
+    """Dagster's PostgreSQL storage, but with connection pools.
+
+    Settings, tables and behaviour are the same.
 
     A connection is tested before it is used, so a restart of the server causes no errors. Dagster's webserver uses
     its own pools anyway.
@@ -33,7 +35,10 @@ class PooledPostgresStorage(DagsterPostgresStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> Self:
-        """Create a storage from the settings in `dagster.yaml`, which are those of Dagster's `storage: postgres:`."""
+        """Create a storage from the settings in `dagster.yaml`.
+
+        They are the same as those of Dagster's `storage: postgres:`.
+        """
         token_provider = get_token_provider_from_config(config_value)
         storage = cls(
             inst_data=inst_data,
@@ -41,9 +46,9 @@ class PooledPostgresStorage(DagsterPostgresStorage):
             should_autocreate_tables=config_value.get("should_autocreate_tables", True),
             token_provider=token_provider,
         )
-        for one in (storage._run_storage, storage._event_log_storage, storage._schedule_storage):
-            one._engine = create_pg_engine(  # noqa: SLF001  # Dagster has no setting for it
-                one.postgres_url,
+        for part in (storage._run_storage, storage._event_log_storage, storage._schedule_storage):
+            part._engine = create_pg_engine(  # noqa: SLF001  # Dagster has no setting for it
+                part.postgres_url,
                 token_provider,
                 isolation_level="AUTOCOMMIT",
                 pool_pre_ping=True,

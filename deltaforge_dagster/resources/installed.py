@@ -34,25 +34,33 @@ def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
 
 
 def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> list[FormerPipeline]:
-    """Return the broken pipelines as they were when last in use; none while the state store cannot be read."""
-    broken = [one for one in pipelines if isinstance(one, BrokenPipeline)]
+    """Return the broken pipelines as they were when last in use.
+
+    While the state store cannot be read, there are none.
+    """
+    broken = [pipeline for pipeline in pipelines if isinstance(pipeline, BrokenPipeline)]
     if not broken:
         return []
     try:
         with existing_store(settings) as store:
-            found = [] if store is None else [former_pipeline(store, one) for one in broken]
+            former = (
+                [] if store is None else [former_pipeline(store, pipeline) for pipeline in broken]
+            )
     except DeltaforgeError:
         return []
-    return [one for one in found if one is not None]
+    return [pipeline for pipeline in former if pipeline is not None]
 
 
 def lake_tables(
     settings: Settings, pipelines: Sequence[str]
 ) -> Mapping[str, Sequence[StoredWrite]]:
-    """Return what was last written to each table of pipelines; nothing while the state store cannot be read."""
-    found: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
-    if found:
+    """Return, by pipeline, the last write to each lake table.
+
+    While the state store cannot be read, there are none.
+    """
+    tables: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
+    if tables:
         with suppress(DeltaforgeError), existing_store(settings) as store:
             if store is not None:
-                found |= {one: store.lake_commits.tables(one) for one in pipelines}
-    return found
+                tables |= {name: store.lake_commits.tables(name) for name in pipelines}
+    return tables

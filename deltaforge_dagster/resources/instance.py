@@ -38,9 +38,9 @@ def dagster_home(settings: Settings) -> Path:
     The latter gets a `dagster.yaml` with recommended settings, unless it has one. A `DAGSTER_HOME` set in the
     environment is not changed.
     """
-    given = os.environ.get("DAGSTER_HOME")
-    if given:
-        return Path(given)
+    configured = os.environ.get("DAGSTER_HOME")
+    if configured:
+        return Path(configured)
     home = settings.home / "dagster"
     home.mkdir(parents=True, exist_ok=True)
     configuration = home / "dagster.yaml"

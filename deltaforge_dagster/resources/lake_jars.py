@@ -1,8 +1,8 @@
 """The jars with which Spark writes Delta and Iceberg tables.
 
-They are not in a Python package: `deltaforge lake install` puts them into the folder that the settings name. Once
-they are there, the installation's own Spark server starts with them (`spark_server.py`); without them it is as small
-as it was.
+They are not in a Python package: `deltaforge lake install` puts them into the folder that the
+settings name. Once they are there, the installation's own Spark server starts with them
+(`spark_server.py`). Without them the server stays smaller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.findings import Finding
 
 RESTART = "it gets them when no run uses it, or once `deltaforge dev`, which uses it all the time, is restarted"
-"""What to do so that a Spark server that runs has jars that were installed."""
+"""How a running Spark server gets jars that were installed since it was started."""
 
 LAKE_JARS = (
     Artifact(

@@ -1,4 +1,4 @@
-"""Spark for the assets of other people's code: a session that can read the lake tables of a pipeline.
+"""Spark for assets of users' own code: a session that can read the lake tables of a pipeline.
 
     import dagster as dg
     from deltaforge_dagster.resources.lake_spark import LakeSparkResource
@@ -42,11 +42,16 @@ from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.sources.findings import listed
 
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
-"""Makes the functions of `pyspark.sql.functions` those of Spark Connect; PySpark's own builder of sessions sets it too."""
+"""Makes the functions of `pyspark.sql.functions` those of Spark Connect.
+
+PySpark's own session builder sets it as well.
+"""
 
 
 class LakeSparkResource(PySparkResource):
-    """A session on the Spark server of this installation, which is started if needed, with the lake tables of a pipeline.
+    """A session on this installation's Spark server that can read the lake tables of a pipeline.
+
+    The server is started if needed.
 
     The session begins when it is first asked for, and ends with the step. Nobody else has it, so temporary views and
     settings do not disturb the pipeline. It is one of Spark Connect, which has no `spark_context`.
@@ -106,9 +111,9 @@ class LakeSparkResource(PySparkResource):
             )
         with existing_store(Settings.from_env()) as store:
             written = [] if store is None else store.lake_commits.tables(self.pipeline)
-        for one in written:
-            if one.sink == sink and ".".join(one.write.source) == table:
-                return self.spark_session.table(sinks[sink].dialect.table(one.write.destination))
+        for stored in written:
+            if stored.sink == sink and ".".join(stored.write.source) == table:
+                return self.spark_session.table(sinks[sink].dialect.table(stored.write.destination))
         raise NotAllowed(
             f"pipeline {self.pipeline}: sink {sink} has not written a table of {table} yet"
         )
@@ -130,8 +135,8 @@ class LakeSparkResource(PySparkResource):
         """Return the settings with which all sinks of the resource read their tables."""
         settings: dict[str, str] = {}
         whose: dict[str, str] = {}
-        for sink, one in self._lake_sinks().items():
-            for name, value in session_settings(one.dialect, one.config).items():
+        for sink, lake_sink in self._lake_sinks().items():
+            for name, value in session_settings(lake_sink.dialect, lake_sink.config).items():
                 if settings.setdefault(name, value) != value:
                     raise NotAllowed(
                         f"pipeline {self.pipeline}: sinks {whose[name]} and {sink} set {name} to different values, so "
@@ -143,24 +148,24 @@ class LakeSparkResource(PySparkResource):
     def _lake_sinks(self) -> Mapping[str, _LakeSink]:
         """Return the sinks of the resource, by id."""
         kinds = sink_types()
-        found = {
-            one.config.id: _LakeSink(one.config, kind.dialect(one.config))
-            for one in self._loaded().spec.spec.sinks
-            if isinstance(kind := kinds[one.type], LakeSinkType)
-            and isinstance(one.config, LakeSinkConfig)
+        lake_sinks = {
+            block.config.id: _LakeSink(block.config, kind.dialect(block.config))
+            for block in self._loaded().spec.spec.sinks
+            if isinstance(kind := kinds[block.type], LakeSinkType)
+            and isinstance(block.config, LakeSinkConfig)
         }
-        chosen = list(found) if self.sinks is None else self.sinks
+        chosen = list(lake_sinks) if self.sinks is None else self.sinks
         for sink in chosen:
-            if sink not in found:
+            if sink not in lake_sinks:
                 raise NotAllowed(f"pipeline {self.pipeline}: {sink!r} is no sink of lake tables")
-        return {sink: found[sink] for sink in chosen}
+        return {sink: lake_sinks[sink] for sink in chosen}
 
     def _loaded(self) -> LoadedPipeline:
-        for one in installed_pipelines(Settings.from_env()):
-            if one.name == self.pipeline:
-                if isinstance(one, BrokenPipeline):
-                    raise one.error
-                return one
+        for pipeline in installed_pipelines(Settings.from_env()):
+            if pipeline.name == self.pipeline:
+                if isinstance(pipeline, BrokenPipeline):
+                    raise pipeline.error
+                return pipeline
         raise NotAllowed(
             f"pipeline {self.pipeline!r} is unknown; DELTAFORGE_PIPELINES names the files"
         )

@@ -1,9 +1,10 @@
-"""Ends what a killed run has left in Spark, once its lease has expired and while no other run holds it.
+"""Interrupts the Spark tasks of a killed run, once its lease has expired and nobody holds it.
 
-Spark continues the tasks of a killed run, forever if a processor hangs, and they occupy task slots. The next run that
-uses Spark interrupts them (`spark`), but it may not come soon: the pipeline is stopped, a sink is paused, or so few
-changes come that the run encodes them itself. So a tick has them interrupted as well, by a process of its own,
-because a code server must not load PySpark: `python -m deltaforge_dagster.resources.left_tasks PIPELINE`.
+Spark continues the tasks of a killed run, forever if a processor hangs, and they occupy task slots.
+The next run that uses Spark interrupts them (`spark`), but it may not come soon: the pipeline is
+stopped, a sink is paused, or there are so few changes that the run encodes them without Spark. So a
+tick has them interrupted as well, by a separate process (`python -m
+deltaforge_dagster.resources.left_tasks PIPELINE`), because a code server must not load PySpark.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.state.records import LeaseRow
 
 _SECONDS = 60
-"""Seconds after which the process ends, whatever Spark's server does."""
+"""Seconds after which the process ends, even if Spark's server does not respond."""
 
 _ended: dict[str, str] = {}
 """For each pipeline, the killed run whose tasks this process has had interrupted."""
 
 
 def end_left_tasks(lease: LeaseRow) -> None:
-    """Have the tasks of a lease's last run interrupted, once; nothing to do if the run has released its lease.
+    """Have the tasks of a lease's last run interrupted, once.
+
+    If the run has released its lease, there is nothing to do.
 
     Does not wait, and does not fail: the next run interrupts them in any case.
 
@@ -42,7 +45,7 @@ def end_left_tasks(lease: LeaseRow) -> None:
 
 
 def interrupt(settings: Settings, pipeline: str) -> None:
-    """Interrupt the tasks of a pipeline's last run, unless it has released its lease or a run holds it.
+    """Interrupt the tasks of a pipeline's last run, unless its lease was released or is held.
 
     Raises:
         DeltaforgeError: Store or Spark cannot be reached.

@@ -91,9 +91,9 @@ def build_source(spec: PipelineSpec) -> Source:
         SpecError: The configuration cannot work.
     """
     declared = spec.spec.source
-    kinds = [sink_types()[one.type] for one in spec.spec.sinks]
+    kinds = [sink_types()[sink.type] for sink in spec.spec.sinks]
     keeps_rows = any(
-        isinstance(one, TableSinkType) and not isinstance(one, ObjectSinkType) for one in kinds
+        isinstance(kind, TableSinkType) and not isinstance(kind, ObjectSinkType) for kind in kinds
     )
     context = SourceContext(spec.metadata.name, spec.spec.engine, keeps_rows)
     with interrupted_afterwards():  # imports the module of the source

@@ -1,7 +1,7 @@
 """Builds the context of a run: the open installation, and Spark, source and sinks of one pipeline.
 
-It is separate from `platform`, which code server and sensors also use. Spark is imported when the first session is
-made, because that takes half a second, and a run takes the lease before.
+It is separate from `platform`, which code server and sensors also use. Spark is imported only when
+the first session is made, because that takes half a second, and a run can take the lease before.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     def sessions(session_id: str | None, remember: Callable[[str], None]) -> SparkSessions:
         from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above
 
-        own = bool(declared.processors)
-        return SparkSessions(settings, session_id, remember, own_workers=own)
+        own_workers = bool(declared.processors)
+        return SparkSessions(settings, session_id, remember, own_workers=own_workers)
 
     return RunContext(
         store=opened.store,

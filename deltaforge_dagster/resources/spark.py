@@ -63,8 +63,8 @@ class SparkSessions:
         settings: May name a Connect server; otherwise the server of the home directory is used.
         session_id: The session id that an earlier run stored, None to create a new session.
         remember: Stores the id of a newly created session; called before its first use.
-        own_workers: Whether no other session may use the Python workers of this one, as for functions of users, which may
-            keep something in memory.
+        own_workers: Whether no other session may use the Python workers of this one. This is for
+            functions of users, which may keep state in memory.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class SparkSessions:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the settings name an external server, which may lack what the installation's own server has."""
+        """Whether the settings name an external server.
+
+        It may lack what the installation's own server has.
+        """
         return self._settings.spark_remote is not None
 
     def session(self) -> SparkSession:
@@ -154,7 +157,9 @@ class SparkSessions:
         self.close()
 
     def close(self) -> None:
-        """Cancel all calls to the server, also those of other threads, and refuse further ones; safe to call twice.
+        """Cancel all calls to the server, also those of other threads, and refuse further ones.
+
+        It is safe to call it twice.
 
         The session continues to exist on the server.
         """
@@ -200,14 +205,15 @@ class SparkSessions:
     def _create_with_shared_workers(self, session_id: str) -> None:
         """Create a session whose tasks run in the same Python workers as those of other sessions.
 
-        By default Spark has workers for each session, because files and classes that are sent to one must not be seen by
-        another; DeltaForge sends none. Spark decides whether a session is isolated with its first request, even if that
-        request is to change it. So it is changed in another session, and that is cloned.
+        By default Spark has workers for each session, because files and classes that are sent to
+        one must not be seen by another; DeltaForge sends none. Spark decides whether a session is
+        isolated at its first request, even if that request changes the setting. So another session
+        gets the setting first, and is then cloned.
         """
-        told = self._connect(str(uuid.uuid4()))
-        told.conf.set(_ISOLATED, "false")
-        told.client.clone(session_id).close()
-        self._release(told)
+        template = self._connect(str(uuid.uuid4()))
+        template.conf.set(_ISOLATED, "false")
+        template.client.clone(session_id).close()
+        self._release(template)
 
     def _connect(self, session_id: str) -> SparkSession:
         # The server identifies a session by user and id, and the user must not depend on who
@@ -240,7 +246,7 @@ class SparkSessions:
 
     def _disconnect(self, session: SparkSession) -> None:
         with self._channels:
-            self._connected = [one for one in self._connected if one is not session]
+            self._connected = [other for other in self._connected if other is not session]
         session.client.close()
 
     def _remote(self) -> str:

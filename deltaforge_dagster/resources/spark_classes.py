@@ -1,11 +1,15 @@
-"""Spark's Java classes in an archive that the server maps into memory: Java's class data sharing (JEP 310).
+"""Spark's Java classes as an archive for Java's class data sharing (JEP 310).
 
-In its first seconds a Spark server loads 16,000 classes. Parsing and verifying them takes half of the processor time of its
-start. `spark_recording.record` does that once for a Java and a PySpark, with a server of its own, and `archive` finds the file (200 MB) for
-later servers of the same user. Java checks itself whether an archive fits, and starts without one that does not.
+The server maps the archive into memory.
 
-An archive belongs to a class path, with which the later one must begin, and which may have no folder. So Spark's jars come
-first (`class_path`), each by its name, because Java does not sort those of a folder.
+In its first seconds a Spark server loads 16,000 classes. Parsing and verifying them takes half of
+the processor time of its start. `spark_recording.record` does that once for an installed Java and
+PySpark, with a separate server, and `archive` finds the file (200 MB) for later servers of the same
+user. Java itself checks whether an archive fits, and starts without one that does not.
+
+An archive belongs to a class path, which may not contain a folder, and with which the class path of
+later servers must begin. So Spark's jars come first (`class_path`), each by its name, because Java
+does not sort the jars of a folder.
 """
 
 from __future__ import annotations
@@ -43,16 +47,20 @@ def class_path(*later: Path | str) -> str:
 
 
 def archive(java: Path) -> Path:
-    """Return where the archive is, or would be, for a Java's home directory and the installed PySpark."""
+    """Return the path of the archive, which need not exist.
+
+    Args:
+        java: Home directory of the Java for which the archive is.
+    """
     digest = hashlib.sha256()
     for file in (java / "bin" / "java", *_jars()):
-        found = file.stat()
-        digest.update(f"{file} {found.st_size} {found.st_mtime_ns} ".encode())
+        stat = file.stat()
+        digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns} ".encode())
     return _folder() / f"{_prefix()}{digest.hexdigest()[:16]}.jsa"
 
 
 def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
-    """Write the archive, in the place of an older one for the same PySpark.
+    """Write the archive, and delete older ones for the same PySpark.
 
     Args:
         java: Java's home directory.
@@ -66,9 +74,9 @@ def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
     target = archive(java)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
+        draft = Path(folder) / target.name
         command = [str(java / "bin" / "java"), "-Xshare:dump", *options]
-        command += [f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={made}"]
+        command += [f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={draft}"]
         answer = subprocess.run(  # noqa: S603 - the Java that was found
             [*command, "-cp", class_path()],
             stdin=subprocess.DEVNULL,
@@ -76,14 +84,14 @@ def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
             text=True,
             check=False,
         )
-        if answer.returncode or not made.is_file():
+        if answer.returncode or not draft.is_file():
             last = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
             raise SparkUnavailable(f"{java} makes no archive of classes: {''.join(last)}")
-        with made.open("rb") as file:
-            os.fsync(file.fileno())  # Java crashes with an empty one
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())  # Java crashes with an empty archive
         for old in target.parent.glob(f"{_prefix()}*.jsa"):
             old.unlink(missing_ok=True)
-        made.replace(target)
+        draft.replace(target)
 
 
 def _folder() -> Path:

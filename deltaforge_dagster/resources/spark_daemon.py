@@ -1,8 +1,9 @@
 """The parent process of Spark's Python workers, which imports what they need once, before it forks them.
 
-Spark starts one such process (`spark.python.daemon.module`; on a server that is not the installation's own, one per session), which
-forks a worker for each task that finds no idle one; idle workers end after a minute. Without this module each new worker would import pyarrow and
-the kernels again, which takes most of a second.
+Spark starts one such process (`spark.python.daemon.module`; on a server that is not the
+installation's own, one per session). It forks a worker for each task that finds no idle worker;
+idle workers end after a minute. Without this module each new worker would import pyarrow and the
+kernels again, which takes most of a second.
 
 Two things that Spark's workers do before or after each task would cost more than the task itself: collecting garbage
 among all imported objects, which are therefore frozen (`gc.freeze`), and reading the archives on the import path
@@ -11,8 +12,8 @@ again: PySpark's, which are not needed because it is installed as a package, and
 Workers also keep the memory that a task has freed for the next task, until they end: returning it to the system and
 touching it again took a third of their time. Arrow and numpy both take it from malloc.
 
-Spark keeps such a parent for as long as the server lives, 140 MB. So a parent
-without workers exits after a while; Spark starts another one when it needs one.
+Spark keeps such a parent, which takes 140 MB, for as long as the server lives. So a parent without
+workers exits after a while (`IDLE_SECONDS`); Spark starts another one when it needs one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 
 # Before pyspark is imported; the search for this module has already opened the archives.
-for _archive in [one for one in sys.path if one.endswith((".zip", ".jar"))]:
+for _archive in [path for path in sys.path if path.endswith((".zip", ".jar"))]:
     sys.path.remove(_archive)
     sys.path_importer_cache.pop(_archive, None)
 
@@ -45,7 +46,10 @@ from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 
 PRELOADED = (pa, serializers, types, messages)
-"""Modules that are imported before workers are forked; pandas only where a function uses it, because it takes 45 MB."""
+"""Modules that are imported before workers are forked.
+
+pandas is only imported where a function uses it, because it takes 45 MB.
+"""
 
 IDLE_SECONDS = 300
 _CHECK_SECONDS = 10
@@ -78,7 +82,7 @@ def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _remove_sockets_of_killed_parents() -> None:
-    """Remove the sockets of parents that were killed; a parent removes its own when it ends otherwise."""
+    """Remove the sockets of killed parents; a parent that ends otherwise removes its own."""
     folder = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_DIR")
     if folder is not None:
         with contextlib.suppress(OSError):  # nothing that a job needs

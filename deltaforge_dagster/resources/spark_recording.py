@@ -15,7 +15,7 @@ from deltaforge_dagster.resources.spark_server import JAVA_OPTIONS, SparkServer
 
 
 def record() -> bool:
-    """Make the archive, unless there is one; return whether it was made, which takes half a minute.
+    """Make the archive, unless it exists; return whether it was made, which takes half a minute.
 
     Raises:
         SettingsError: There is no Java.

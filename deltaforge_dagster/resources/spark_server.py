@@ -17,10 +17,11 @@ conf, work     Spark's configuration and its working directory; both are written
 A server keeps the jars with which it was started. If a client needs others, because `deltaforge lake install` has
 put them there meanwhile, it replaces a server that no other process uses, and otherwise gets it as it is.
 
-The kernel releases the locks of a process that dies, so no stale state has to be detected or cleaned up. A process
-that is stopped keeps its locks: so a client takes only the shared one if the server runs. The
-server listens on 127.0.0.1 and requires a random token. Clients connect to `sc://localhost`, because that is the
-only host name to which PySpark sends a token without TLS.
+The kernel releases the locks of a process that dies, so no stale state has to be detected or
+cleaned up. A process that is suspended (SIGSTOP) keeps its locks, so a client takes only the shared
+lock if the server runs. The server listens on 127.0.0.1 and requires a random token. Clients
+connect to `sc://localhost`, because that is the only host name to which PySpark sends a token
+without TLS.
 """
 
 from __future__ import annotations
@@ -50,22 +51,32 @@ from deltaforge_dagster.resources import spark_classes
 IDLE_SECONDS = 900.0
 HEAP = "1g"
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""Java plans jobs and processes no rows, so it needs neither the second compiler tier, which takes
-half of a server's processor time, nor a parallel garbage collector. Without the second tier Java reserves
-48 MiB for machine code: commits to lake tables fill them within a minute, and from then on nothing is compiled."""
+"""Options of the server's Java.
+
+Java plans jobs and processes no rows, so it needs neither the second compiler tier, which takes
+half of a server's processor time, nor a parallel garbage collector. Without the second tier Java
+reserves only 48 MiB for machine code. Commits to lake tables fill these within a minute, and from
+then on nothing is compiled; so more is reserved.
+"""
 _SMALL_HEAP = "-Xms96m"
-"""Unless it writes lake tables, Java's heap begins small: by default with a 64th of the machine's memory, all of which is in use
-before garbage is collected for the first time."""
+"""Java's heap begins small, unless the server writes lake tables.
+
+By default it begins with a 64th of the machine's memory, all of which is in use before garbage is
+collected for the first time.
+"""
 _IN_PLACE = (
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:ArchiveRelocationMode=0",
 )
-"""Java maps the archive of classes at the address for which it was made. Elsewhere it must rewrite each page that has pointers,
-and 120 MiB of the archive become memory of its own."""
+"""Makes Java map the archive of classes at the address for which it was made.
+
+At another address it must rewrite each page that has pointers, and 120 MiB of the archive become
+private memory.
+"""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
 _SOCKET = "/.00000000-0000-0000-0000-000000000000.sock"
-"""As Spark names its sockets in a folder."""
+"""Has the length of the names that Spark gives to its sockets in a folder."""
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -100,7 +111,7 @@ LAKE_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What a newly started server is like: the arguments of `SparkServer.ensure`."""
+    """The options of a newly started server; see the arguments of `SparkServer.ensure`."""
 
     heap: str
     idle_seconds: float
@@ -161,7 +172,7 @@ class SparkServer:
         client = _lock(folder / "clients.lock", fcntl.LOCK_SH)
         assert client is not None
         try:
-            # From here on nobody ends a server that runs, unless `stop` is called.
+            # While this process holds the shared lock, only `stop` ends a running server.
             running = _running(folder)
             if running is None or running.lacks(jars):
                 listed = None if class_list is None else str(class_list.absolute())
@@ -275,7 +286,9 @@ def _start_or_replace(folder: Path, client: int, options: _Options) -> _Running:
 
 
 def _is_unused(client: int) -> bool:
-    """Return whether no process but the one with the descriptor `client` uses the server; the lock is exclusive then.
+    """Return whether only the process with the descriptor `client` uses the server.
+
+    If so, the lock of all clients is held exclusively afterwards.
 
     The start lock is held, so the watcher does not end the server meanwhile.
     """
@@ -440,8 +453,8 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
     server.wait_until(lambda: _listens(port), _START_SECONDS)
     descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        found = {"pid": os.getpid(), "port": port, "token": token, "jars": options.jars}
-        json.dump(found, file)
+        content = {"pid": os.getpid(), "port": port, "token": token, "jars": options.jars}
+        json.dump(content, file)
     return server
 
 
@@ -525,10 +538,13 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
 
 
 def _can_hold_sockets(work: Path) -> bool:
-    """Return whether the folder's path is short enough for the sockets over which Spark's Python workers get their tasks.
+    """Return whether the folder's path is short enough for the sockets of Spark's Python workers.
 
-    Otherwise they use TCP, and each task waits 40 ms: Spark leaves Nagle's algorithm on (RFC 896), so the second of two small packets is sent
-    only when the first is acknowledged, which the worker's system delays.
+    Workers get their tasks over these sockets.
+
+    Otherwise they use TCP, and each task waits 40 ms: Spark leaves Nagle's algorithm on (RFC 896),
+    so the second of two small packets is sent only when the first is acknowledged, which the
+    worker's system delays.
     """
     return len(os.fsencode(work)) + len(_SOCKET) <= LONGEST_SOCKET
 

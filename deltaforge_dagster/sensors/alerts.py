@@ -32,18 +32,21 @@ def build_alerts_sensor(
         description="Notifies the hooks of engine.alerts when checks and runs fail and when they recover.",
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        deaf = []
+        unreached = []
         with cache.lend(context) as (instance, opened):
-            for one in pipelines:
+            for pipeline in pipelines:
                 try:
-                    now = reread(opened.store, one)
-                    if isinstance(now, LoadedPipeline):
-                        found = problems(instance, now)
-                        deaf += [f"{one.name}: {hook}" for hook in notify(opened.store, now, found)]
+                    current = reread(opened.store, pipeline)
+                    if isinstance(current, LoadedPipeline):
+                        failing = problems(instance, current)
+                        unreached += [
+                            f"{pipeline.name}: {hook}"
+                            for hook in notify(opened.store, current, failing)
+                        ]
                 except DeltaforgeError as error:  # go on with the other pipelines
-                    deaf.append(f"{one.name}: {error}")
+                    unreached.append(f"{pipeline.name}: {error}")
         return dg.SkipReason(
-            "could not notify " + "; ".join(deaf) if deaf else "every hook is up to date"
+            "could not notify " + "; ".join(unreached) if unreached else "every hook is up to date"
         )
 
     return alerts
@@ -51,14 +54,14 @@ def build_alerts_sensor(
 
 def problems(instance: dg.DagsterInstance, loaded: LoadedPipeline) -> list[AlertProblem]:
     """Return the checks of a pipeline that fail now, and its newest live run if that failed."""
-    found = []
+    failing = []
     for spec in check_specs(loaded):
         shown = newest_evaluation(instance, spec.key)
         if shown is not None and not shown.passed:
             path = spec.asset_key.to_user_string()
-            found.append(AlertProblem(path, spec.name, shown.severity.value))
+            failing.append(AlertProblem(path, spec.name, shown.severity.value))
     live = dg.RunsFilter(tags={PIPELINE_TAG: loaded.name, RUN_TAG: "live"}, statuses=_ENDED)
     newest = instance.get_runs(live, limit=1)
     if newest and newest[0].status == dg.DagsterRunStatus.FAILURE:
-        found.append(AlertProblem(loaded.name, "run", "ERROR"))
-    return found
+        failing.append(AlertProblem(loaded.name, "run", "ERROR"))
+    return failing

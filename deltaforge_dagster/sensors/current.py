@@ -21,19 +21,19 @@ def current(
 
     Problems of the file are reported in the check `source` of the pipeline's `changes`.
     """
-    found = reread(store, loaded)
-    if found is None:
+    pipeline = reread(store, loaded)
+    if pipeline is None:
         note_broken(store, loaded.name)
         return dg.SkipReason("the pipeline was removed; reload the code location")
-    if isinstance(found, BrokenPipeline):
-        note_broken(store, found.name)
-        now = health(store, found)
-        report_change(instance, source_evaluation(loaded.name, now.uncaptured))
-        report_health(instance, store, loaded.name, now)
-        return dg.SkipReason(f"{NOT_WELL}file: {found.error}")
-    return found
+    if isinstance(pipeline, BrokenPipeline):
+        note_broken(store, pipeline.name)
+        state = health(store, pipeline)
+        report_change(instance, source_evaluation(loaded.name, state.uncaptured))
+        report_health(instance, store, loaded.name, state)
+        return dg.SkipReason(f"{NOT_WELL}file: {pipeline.error}")
+    return pipeline
 
 
-def is_outdated(settings: Settings, loaded: LoadedPipeline, now: LoadedPipeline) -> bool:
+def is_outdated(settings: Settings, loaded: LoadedPipeline, current: LoadedPipeline) -> bool:
     """Return whether definitions are older than the file, and Dagster reloads them only on a user's request."""
-    return settings.dagster_url is None and loaded.hash != now.hash
+    return settings.dagster_url is None and loaded.hash != current.hash

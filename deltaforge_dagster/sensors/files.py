@@ -67,37 +67,43 @@ def build_files_sensor(
     def pipeline_files(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
-                found = files.installed(opened.store)
-                launches.look(instance, opened.store, [one.name for one in found])
+                installed = files.installed(opened.store)
+                launches.look(instance, opened.store, [pipeline.name for pipeline in installed])
                 written = {name: opened.store.lake_commits.tables(name) for name in tables}
-                for one in found:
-                    if isinstance(one, BrokenPipeline):
-                        note_broken(opened.store, one.name)
-                        if one.name in loaded:
+                for pipeline in installed:
+                    if isinstance(pipeline, BrokenPipeline):
+                        note_broken(opened.store, pipeline.name)
+                        if pipeline.name in loaded:
                             report_health(
                                 instance,
                                 opened.store,
-                                one.name,
-                                health(opened.store, one),
+                                pipeline.name,
+                                health(opened.store, pipeline),
                             )
-                for gone in without_file(opened.store.pipelines.read(), found):
+                for gone in without_file(opened.store.pipelines.read(), installed):
                     if gone.name in loaded:
                         note_broken(opened.store, gone.name)
                 # Before or after the reload that takes a removed pipeline out of the definitions; while it is in
                 # them, its sensors may report something again.
-                removed = opened.store.pipelines.removed() - {pipeline.name for pipeline in found}
+                removed = opened.store.pipelines.removed() - {
+                    pipeline.name for pipeline in installed
+                }
                 forget_assets(instance, removed - forgotten)
                 forgotten.update(removed - loaded.keys())
         except DeltaforgeError as error:
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
-        said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]
-        changes = _differences(loaded, _contents(found))
+        messages = [
+            f"{NOT_WELL}{pipeline.error}"
+            for pipeline in installed
+            if isinstance(pipeline, BrokenPipeline)
+        ]
+        changes = _differences(loaded, _contents(installed))
         if added := _table_names(written) - shown:
             new = f"new tables: {', '.join(sorted(added))}"
             changes = f"{changes}; {new}" if changes else new
         if changes:
-            said.append(f"{changes}: {reload.ask(changes)}")
-        return red(dg.SkipReason("; ".join(said) or "Dagster's definitions are up to date"))
+            messages.append(f"{changes}: {reload.ask(changes)}")
+        return red(dg.SkipReason("; ".join(messages) or "Dagster's definitions are up to date"))
 
     return pipeline_files
 
@@ -129,31 +135,31 @@ class _Reload:
 
 
 def _contents(pipelines: Sequence[AnyPipeline]) -> dict[str, AnyPipeline]:
-    return {one.name: one for one in pipelines}
+    return {pipeline.name: pipeline for pipeline in pipelines}
 
 
 def _table_names(tables: Mapping[str, Sequence[StoredWrite]]) -> set[str]:
     """Return the names of the assets of tables, by pipeline."""
     return {
-        lake_table_key(name, one.sink, one.write.source).to_user_string()
-        for name, found in tables.items()
-        for one in found
+        lake_table_key(name, stored.sink, stored.write.source).to_user_string()
+        for name, writes in tables.items()
+        for stored in writes
     }
 
 
-def _differences(loaded: Mapping[str, AnyPipeline], found: Mapping[str, AnyPipeline]) -> str:
+def _differences(loaded: Mapping[str, AnyPipeline], current: Mapping[str, AnyPipeline]) -> str:
     """Return which pipelines are new, gone or changed, as text; empty if none is."""
     parts = [
         (word, sorted(names))
         for word, names in (
-            ("new", found.keys() - loaded.keys()),
-            ("gone", loaded.keys() - found.keys()),
+            ("new", current.keys() - loaded.keys()),
+            ("gone", loaded.keys() - current.keys()),
             (
                 "changed",
                 {
                     name
-                    for name in found.keys() & loaded.keys()
-                    if _content(found[name]) != _content(loaded[name])
+                    for name in current.keys() & loaded.keys()
+                    if _content(current[name]) != _content(loaded[name])
                 },
             ),
         )

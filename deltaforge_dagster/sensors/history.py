@@ -1,4 +1,4 @@
-"""Deletes history that Dagster's storage would otherwise keep forever: runs, ticks, and events without a run.
+"""Deletes history that Dagster's storage would keep forever: runs, ticks, events without a run.
 
 Dagster can delete runs and purges ticks after days, but it keeps events that were reported without a run, every
 evaluation of a check, and the output of deleted runs. The newest event of each kind stays, because the UI shows it.
@@ -34,7 +34,10 @@ TICK_SECONDS = 7 * 86400.0
 """How long any other tick is kept."""
 
 KEPT_EVALUATIONS = 500
-"""How many evaluations of a check are kept at most: Dagster reads all of them at each tick to find the newest."""
+"""Maximum number of evaluations that are kept of a check.
+
+Dagster reads all of them at each tick to find the newest.
+"""
 
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 
@@ -42,7 +45,9 @@ _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRu
 
 
 def forget_assets(instance: dg.DagsterInstance, pipelines: Iterable[str]) -> int:
-    """Delete what Dagster has of the assets of pipelines that were removed, which its Catalog would list for ever.
+    """Delete Dagster's records of the assets of removed pipelines.
+
+    Otherwise its Catalog would list these assets forever.
 
     Returns:
         The number of assets.
@@ -100,7 +105,7 @@ def forget_ticks(instance: dg.DagsterInstance, names: Collection[str]) -> None:
 def forget_events(
     instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], partition: str, before: float
 ) -> int:
-    """Delete old events of assets that were reported without a run, and old evaluations of their checks.
+    """Delete old events of assets that were reported without a run, and old check evaluations.
 
     Args:
         instance: The Dagster instance.
@@ -116,7 +121,7 @@ def forget_events(
     if not isinstance(storage, SqlEventLogStorage):
         return 0
     gone = 0
-    for asset in (one.to_string() for one in assets):
+    for asset in (key.to_string() for key in assets):
         with storage.index_connection() as connection:
             gone += _forget_materializations(connection, asset, partition)
             _forget_evaluations(connection, asset, datetime.fromtimestamp(before, UTC))

@@ -1,8 +1,10 @@
-"""Notes in the state store what `health` must know of Dagster: which runs it could not start, and that it is at work.
+"""Records in the state store what `health` must know of Dagster.
 
-A run whose process does not start is red in Dagster's list of runs only, where nobody looks who trusts `deltaforge
-status`. Such a run has failed without ever having begun (`RunRecord.start_time`). What is noted names the last runs of
-a job that could not be started, and goes when a run of that job has begun, or after a day.
+This is that Dagster is at work, and which runs it could not start. A run whose process does not
+start is shown as failed only in Dagster's list of runs, which users of `deltaforge status` do not
+see. Such a run has failed without ever having begun (`RunRecord.start_time`). A finding names the
+last runs of a job that could not be started. It is removed when a run of that job has begun, or
+after a day.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from deltaforge_dagster.state.store import StateStore
 
 _EVERY_SECONDS = 15.0
 _WATCHED_SECONDS = 60.0
-"""How exactly it is noted when Dagster was at work."""
+"""Precision of the recorded time at which Dagster was last at work."""
 _ABSENT_SECONDS = 900.0
-"""If Dagster was last seen at work longer ago than this, it was down, and retention has not been missed meanwhile."""
+"""If Dagster was last seen at work longer ago than this, it was down.
+
+Retention does not count as missed for that time.
+"""
 _REMEMBERED = timedelta(days=1)
 _RUNS = 100
-"""How many runs are looked through, the newest first: of all failed ones, and of a job's."""
+"""How many runs are examined at most, newest first: of all failed ones, and of each job."""
 _LONGEST_CAUSE = 300
 
 
@@ -41,7 +46,7 @@ class LaunchWatch:
     def look(
         self, instance: dg.DagsterInstance, store: StateStore, pipelines: Collection[str]
     ) -> None:
-        """Note for each pipeline which runs could not be started, and that Dagster is at work.
+        """Record for each pipeline which runs could not be started, and that Dagster is at work.
 
         Args:
             instance: The Dagster instance.
@@ -81,7 +86,7 @@ def _failing(
     for record in failed:
         if record.start_time is None:
             unstarted[record.dagster_run.job_name].append(record)
-    cause_of = cache(partial(_cause, instance))  # one run of the retention is about all pipelines
+    cause_of = cache(partial(_cause, instance))  # a run of the retention job concerns all pipelines
     failing: defaultdict[str, list[NotedFinding]] = defaultdict(list)
     for job, records in sorted(unstarted.items()):
         newest = instance.get_run_records(dg.RunsFilter(job_name=job), limit=_RUNS)
@@ -118,12 +123,12 @@ def _works_for(run: dg.DagsterRun, name: str) -> bool:
 def _finding(
     name: str, job: str, last: Sequence[dg.RunRecord], cause_of: Callable[[str], str]
 ) -> NotedFinding:
-    which = "run" if len(last) == 1 else pluralize(len(last), "run")
+    runs = "run" if len(last) == 1 else pluralize(len(last), "run")
     return NotedFinding(
         "runs",
         # The sensor's runs are those that capture and deliver; the next tick starts another one.
         "error" if job == job_name(name) and len(last) > 1 else "warning",
-        f"Dagster could not start the last {which} of {job}: {cause_of(last[0].dagster_run.run_id)}",
+        f"Dagster could not start the last {runs} of {job}: {cause_of(last[0].dagster_run.run_id)}",
         None,
         last[-1].create_timestamp.timestamp(),
     )
@@ -133,14 +138,14 @@ def _cause(instance: dg.DagsterInstance, run_id: str) -> str:
     """Return why a run was not started: the first sentence of Dagster's last error about it."""
     cause = f"see the page of run {run_id[:8]}"
     for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.ENGINE_EVENT):
-        for entry in instance.all_logs(run_id, of_type=kind):
-            event = entry.dagster_event
+        for record in instance.all_logs(run_id, of_type=kind):
+            event = record.dagster_event
             if event is None:
                 continue
             if not event.is_engine_event:
                 cause = event.message or cause
             elif event.engine_event_data.error is not None:
                 cause = event.engine_event_data.error.message
-    # What precedes the message in it is the error's class.
+    # The message is preceded by the class of the error.
     message = cause.strip().splitlines()[0].rpartition("Error: ")[2]
     return message.partition(". ")[0].rstrip(".")[:_LONGEST_CAUSE]

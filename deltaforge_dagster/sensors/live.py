@@ -32,8 +32,9 @@ def build_sensor(
         loaded: The pipeline.
         jobs: The job of its live runs, and the job that reads its snapshots.
         cache: The resources that ticks share.
-        room: Where ticks watch their sources. Those of a pipeline that asks for fewer ticks than the daemon has rounds
-            do not: it is to be looked at less.
+        room: Limits how many ticks watch their sources. Ticks of a pipeline whose interval is
+            longer than a round of the daemon do not watch: its file asks for fewer looks at the
+            source.
     """
     interval = loaded.spec.spec.engine.dagster.sensor_interval_seconds
     own_room = room if interval <= ROUND_SECONDS else None
@@ -46,31 +47,33 @@ def build_sensor(
         description=f"Starts runs of {loaded.name} when there is work.",
     )
     def work(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        found: list[dg.RunRequest | dg.SkipReason | None]
+        answers: list[dg.RunRequest | dg.SkipReason | None]
         try:
             with cache.lend(context) as (instance, opened):
-                now = current(instance, opened.store, loaded)
-                if isinstance(now, dg.SkipReason):
-                    found = [now]
+                pipeline = current(instance, opened.store, loaded)
+                if isinstance(pipeline, dg.SkipReason):
+                    answers = [pipeline]
                 else:
-                    source = opened.source_builder(now)
-                    outdated = is_outdated(opened.settings, loaded, now)
-                    found = [
+                    source = opened.source_builder(pipeline)
+                    outdated = is_outdated(opened.settings, loaded, pipeline)
+                    answers = [
                         tick(
                             instance,
                             opened.store,
-                            now,
+                            pipeline,
                             source,
                             opened.journal,
                             outdated=outdated,
                             room=own_room,
                         ),
-                        due_snapshot_run(instance, opened.store, now),
+                        due_snapshot_run(instance, opened.store, pipeline),
                     ]
         except DeltaforgeError as error:
-            found = [dg.SkipReason(f"{NOT_WELL}{error}")]
-        asked = [one for one in found if isinstance(one, dg.RunRequest)]
-        skipped = [str(one.skip_message) for one in found if isinstance(one, dg.SkipReason)]
+            answers = [dg.SkipReason(f"{NOT_WELL}{error}")]
+        asked = [answer for answer in answers if isinstance(answer, dg.RunRequest)]
+        skipped = [
+            str(answer.skip_message) for answer in answers if isinstance(answer, dg.SkipReason)
+        ]
         return asked or red(dg.SkipReason("; ".join(skipped)))
 
     return work
@@ -87,20 +90,20 @@ def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.Sc
         description=f"Starts a run of {loaded.name} on schedule, if there is work.",
     )
     def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        found: dg.RunRequest | dg.SkipReason
+        answer: dg.RunRequest | dg.SkipReason
         try:
             with cache.lend(context) as (instance, opened):
-                now = current(instance, opened.store, loaded)
-                if isinstance(now, dg.SkipReason):
-                    found = now
+                pipeline = current(instance, opened.store, loaded)
+                if isinstance(pipeline, dg.SkipReason):
+                    answer = pipeline
                 else:
-                    source = opened.source_builder(now)
-                    outdated = is_outdated(opened.settings, loaded, now)
-                    found = tick(
-                        instance, opened.store, now, source, opened.journal, outdated=outdated
+                    source = opened.source_builder(pipeline)
+                    outdated = is_outdated(opened.settings, loaded, pipeline)
+                    answer = tick(
+                        instance, opened.store, pipeline, source, opened.journal, outdated=outdated
                     )
         except DeltaforgeError as error:
-            found = dg.SkipReason(f"{NOT_WELL}{error}")
-        return found if isinstance(found, dg.RunRequest) else red(found)
+            answer = dg.SkipReason(f"{NOT_WELL}{error}")
+        return answer if isinstance(answer, dg.RunRequest) else red(answer)
 
     return due

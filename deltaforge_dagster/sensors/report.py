@@ -48,25 +48,25 @@ class _Newest:
 
 @dataclass(frozen=True, slots=True)
 class _Plotted:
-    """What was last written of a pipeline's figures, and when they were last looked at, by this process's clock."""
+    """The last written figures of a pipeline, and the monotonic time of their last computation."""
 
     figures: Mapping[str, float]
     seen: float = field(default_factory=time.monotonic)
 
     @property
     def is_old(self) -> bool:
-        """Whether it is time to look at them again."""
+        """Whether it is time to compute the figures again."""
         return time.monotonic() - self.seen >= _PLOT_SECONDS
 
 
 _plotted: dict[str, _Plotted] = {}
-"""What this process has written of each pipeline's figures."""
+"""By pipeline, the figures that this process has written."""
 
 
 def newest_evaluation(
     instance: dg.DagsterInstance, key: dg.AssetCheckKey
 ) -> dg.AssetCheckEvaluation | None:
-    """Return a check's newest evaluation, None if it has none; planned evaluations do not count."""
+    """Return a check's newest evaluation, None if it has none; planned ones do not count."""
     return _newest(instance, key).evaluation
 
 
@@ -86,14 +86,14 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
 
 
 def report_health(
-    instance: dg.DagsterInstance, store: StateStore, name: str, found: Health
+    instance: dg.DagsterInstance, store: StateStore, name: str, state: Health
 ) -> None:
     """Write the health of a pipeline when it changes, and the first time.
 
     A materialization is written with the check, because otherwise the Catalog shows *Never materialized*. Its figures are
     plotted, so one is also written every minute while they change.
     """
-    evaluation = health_evaluation(name, found)
+    evaluation = health_evaluation(name, state)
     shown = newest_evaluation(instance, evaluation.asset_check_key)
     changed = shown is None or (shown.passed, shown.description) != (
         evaluation.passed,
@@ -101,9 +101,9 @@ def report_health(
     )
     last = _plotted.get(name)
     if changed or last is None or last.is_old:
-        figures = _figures(store, name, found)
+        figures = _figures(store, name, state)
         if changed or last is None or last.figures != figures:
-            metadata = {"status": found.status, **figures}
+            metadata = {"status": state.status, **figures}
             instance.report_runless_asset_event(
                 dg.AssetMaterialization(evaluation.asset_key, metadata=metadata)
             )
@@ -114,10 +114,10 @@ def report_health(
         report_again(instance, evaluation.asset_check_key)
 
 
-def _figures(store: StateStore, name: str, found: Health) -> Mapping[str, float]:
+def _figures(store: StateStore, name: str, state: Health) -> Mapping[str, float]:
     """Return the figures of a pipeline that are plotted."""
-    figures: dict[str, float] = {"problems": len(found.problems)}
-    log = found.log
+    figures: dict[str, float] = {"problems": len(state.problems)}
+    log = state.log
     if log is not None:
         measured = {
             "log_ahead_bytes": log.bytes,
@@ -127,13 +127,19 @@ def _figures(store: StateStore, name: str, found: Health) -> Mapping[str, float]
             "log_seconds_left": None if log.seconds_left is None else round(log.seconds_left),
         }
         figures |= {name: value for name, value in measured.items() if value is not None}
-    figures["confirmed_early"] = int(found.early is not None)
+    figures["confirmed_early"] = int(state.early is not None)
     row = store.pipelines.get(name)
     if row is not None:
-        sinks = [one for one in store.checkpoints.read(name).values() if one.attached]
-        lags = (sink_lag_seconds(store, row, one, store.now()) for one in sinks)
+        sinks = [
+            checkpoint
+            for checkpoint in store.checkpoints.read(name).values()
+            if checkpoint.attached
+        ]
+        lags = (sink_lag_seconds(store, row, checkpoint, store.now()) for checkpoint in sinks)
         figures["lag_seconds"] = round(max(lags, default=0.0), 1)
-        figures["behind_segments"] = max((segments_behind(row, one) for one in sinks), default=0)
+        figures["behind_segments"] = max(
+            (segments_behind(row, checkpoint) for checkpoint in sinks), default=0
+        )
         figures["dead_letters"] = store.dead_letters.depth(name).entries
     return figures
 

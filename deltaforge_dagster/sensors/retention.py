@@ -137,21 +137,23 @@ def _delete_history(
     if row is None:
         return runs, 0
     first = kept[0].range if kept else row.next_range
-    keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints.read(loaded.name))]
+    keys = [
+        asset_key(loaded.name, asset) for asset in (CHANGES, *store.checkpoints.read(loaded.name))
+    ]
     keys.append(health_key(loaded.name))
     keys += [
-        lake_table_key(loaded.name, one.sink, one.write.source)
-        for one in store.lake_commits.tables(loaded.name)
+        lake_table_key(loaded.name, stored.sink, stored.write.source)
+        for stored in store.lake_commits.tables(loaded.name)
     ]
     return runs, forget_events(instance, keys, partition_key(first), oldest)
 
 
 def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
     """Return the names of all sensors and schedules of this installation."""
-    ours = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
+    names = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
     for loaded in pipelines:
         name = dagster_name(loaded.name)
-        ours |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
+        names |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
         jobs = (maintenance_job_name(loaded.name, sink) for sink in maintained_sinks(loaded))
-        ours |= {f"{job}_schedule" for job in jobs}
-    return ours
+        names |= {f"{job}_schedule" for job in jobs}
+    return names

@@ -1,4 +1,6 @@
-"""What starts the runs that read snapshots: the pipeline's sensor, or a separate sensor if it has a schedule.
+"""What starts the runs that read snapshots.
+
+This is the pipeline's sensor, or a separate sensor if the pipeline has a schedule.
 
 A run starts when a user or the pipeline file has requested a snapshot, or when chunks of a snapshot are missing:
 their run died, what it had read could not be used, or rows were relocated (`relocated_rows`). Only one run reads at
@@ -48,11 +50,11 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
     def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
-                now = current(instance, opened.store, loaded)
-                if isinstance(now, dg.SkipReason):
-                    return now
-                found = due_snapshot_run(instance, opened.store, now)
-                return found or dg.SkipReason("no snapshot is requested")
+                pipeline = current(instance, opened.store, loaded)
+                if isinstance(pipeline, dg.SkipReason):
+                    return pipeline
+                answer = due_snapshot_run(instance, opened.store, pipeline)
+                return answer or dg.SkipReason("no snapshot is requested")
         except DeltaforgeError as error:
             return dg.SkipReason(str(error))
 
@@ -103,7 +105,7 @@ def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -
             return f"run {run.run_id[:8]} is reading"
         instance.report_run_failed(run, "the run's process is gone: it shows no sign of life")
         return None
-    failed = list(takewhile(lambda one: one.dagster_run.is_failure, records))
+    failed = list(takewhile(lambda record: record.dagster_run.is_failure, records))
     if failed:
         left = PAUSES_SECONDS[len(failed) - 1] - (time.time() - (newest.end_time or 0.0))
         if left > 0:
@@ -114,7 +116,10 @@ def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -
 def _reading_what_was_chosen(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str
 ) -> dg.DagsterRun | None:
-    """Return a reading run that was started in the UI, None if there is none; runs of the sensor have a tag."""
+    """Return a reading run that was started in the UI, None if there is none.
+
+    Runs that a sensor started are left out: they have a tag.
+    """
     for run_id in living(store, pipeline):
         run = instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(RUN_TAG) != "snapshot" and run.status in UNFINISHED:

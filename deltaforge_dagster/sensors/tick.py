@@ -1,4 +1,4 @@
-"""One tick: reports dead runs as failed and ends their tasks, publishes what is due, decides whether to start a run.
+"""One tick: reports dead runs as failed and ends their tasks, publishes, and may start a run.
 
 Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source (`source_watch`)
 and reads the rest from the state store. A problem that prevents capture is shown as the failing check `source` of the
@@ -83,7 +83,8 @@ def tick(
 ) -> dg.RunRequest | dg.SkipReason:
     """Return the run to start for a pipeline, or why none is needed now.
 
-    If the source has nothing new, and there is room, watch it for up to four seconds and answer when it has.
+    If the source has nothing new, and there is room, watch it for up to four seconds, and answer
+    once it has.
 
     Args:
         instance: The Dagster instance.
@@ -92,7 +93,8 @@ def tick(
         build_source: Builds its source.
         journal: The journal.
         outdated: Whether Dagster's definitions are older than the file and wait for Reload.
-        room: Where ticks watch the source; None for a tick that only looks.
+        room: Limits how many ticks watch at a time; None for a tick that checks the source only
+            once.
     """
     began = time.monotonic()
     live = _unfinished_runs(instance, loaded.name)
@@ -107,9 +109,9 @@ def tick(
     lease = store.leases.get(loaded.name)
     held = lease is not None and lease.held_at(store.now())
     if remaining or held:
-        found = _report_source(instance, store, loaded, None)
+        state = _report_source(instance, store, loaded, None)
         holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
-        return _skip(found, f"run {str(holder)[:8]} is working on it")
+        return _skip(state, f"run {str(holder)[:8]} is working on it")
     if lease is not None:
         end_left_tasks(lease)
     next_look = _next_look(store, loaded)
@@ -118,9 +120,9 @@ def tick(
     # A run that reads a snapshot is requested after this tick, and must not wait for the end of a watch.
     if room is not None and problem is None and store.snapshots.unfinished(loaded.name) is None:
         watching = room.watch(instance, build_source, began)
-    with watching as watch:  # begins before the look: what is committed from now on is seen
+    with watching as watch:  # before the source is checked, so that no later commit is missed
         work = _find_work(store, loaded, build_source, problem, next_look)
-        found = _report_source(instance, store, loaded, build_source)
+        state = _report_source(instance, store, loaded, build_source)
         if (
             watch is not None
             and isinstance(work, NoWork)
@@ -128,13 +130,13 @@ def tick(
             and watch.sees_changes(work.after)
             and not _unfinished_runs(instance, loaded.name)
         ):
-            # Meanwhile somebody may have paused the pipeline, or have begun to work on it.
+            # During the watch, the pipeline may have been paused, or a run may have begun.
             work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
             job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
         )
-    return _skip(found, work.detail if isinstance(work, NoWork) else str(work))
+    return _skip(state, work.detail if isinstance(work, NoWork) else str(work))
 
 
 def _find_work(
@@ -146,7 +148,7 @@ def _find_work(
     *,
     changed: bool = False,
 ) -> Work | NoWork | DeltaforgeError:
-    """Return what `find_work` does, or the error that it raises; one that is not `problem` is recorded."""
+    """Return the result of `find_work`, or its error, which is recorded unless it is `problem`."""
     try:
         return find_work(store, loaded, build_source, problem, changed=changed)
     except DeltaforgeError as error:
@@ -163,9 +165,11 @@ def _next_look(store: StateStore, loaded: LoadedPipeline) -> float:
     return get_next_cron_tick(options.schedule, datetime.fromtimestamp(now, UTC), None).timestamp()
 
 
-def _skip(found: Health, detail: str) -> dg.SkipReason:
+def _skip(state: Health, detail: str) -> dg.SkipReason:
     """Return why no run is started, with errors first, so that the list of ticks shows them."""
-    errors = [f"{NOT_WELL}{one.line}" for one in found.problems if one.severity == "error"]
+    errors = [
+        f"{NOT_WELL}{problem.line}" for problem in state.problems if problem.severity == "error"
+    ]
     return dg.SkipReason(
         "; ".join([*errors, *([] if errors and detail in errors[0] else [detail])])
     )
@@ -189,18 +193,18 @@ def _report_source(
     Returns:
         The health of the pipeline.
     """
-    now = health(store, loaded)
-    report_change(instance, source_evaluation(loaded.name, now.uncaptured))
-    report_health(instance, store, loaded.name, now)
+    state = health(store, loaded)
+    report_change(instance, source_evaluation(loaded.name, state.uncaptured))
+    report_health(instance, store, loaded.name, state)
     row = store.pipelines.get(loaded.name)
-    lacks = [] if row is None else [one.text for one in findings_of(row)]
+    lacks = [] if row is None else [finding.text for finding in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
-        return now
+        return state
     with closing(build_source()) as source:
-        found = preflight(source, store, loaded)
-    report_change(instance, preflight_evaluation(loaded.name, found))
+        findings = preflight(source, store, loaded)
+    report_change(instance, preflight_evaluation(loaded.name, findings))
     _preflighted[loaded.name] = lacks
-    return now
+    return state
 
 
 _preflighted: dict[str, list[str]] = {}
@@ -208,7 +212,10 @@ _preflighted: dict[str, list[str]] = {}
 
 
 _published: dict[str, object] = {}
-"""For each pipeline's uid, the state after everything due was published; nothing is due until it changes."""
+"""By uid of the pipeline, the state after everything due was published.
+
+Nothing is due until this state changes.
+"""
 
 
 def _publish(
@@ -220,10 +227,10 @@ def _publish(
         return
     newest = store.ranges.read(pipeline, limit=1, newest_first=True)
     due_by = (
-        [(one.range, one.state) for one in newest],
+        [(range_row.range, range_row.state) for range_row in newest],
         [
-            (sink, one.segment, one.complete, one.first_segment)
-            for sink, one in sorted(store.checkpoints.read(pipeline).items())
+            (sink, checkpoint.segment, checkpoint.complete, checkpoint.first_segment)
+            for sink, checkpoint in sorted(store.checkpoints.read(pipeline).items())
         ],
     )
     if _published.get(row.uid) != due_by:
@@ -267,7 +274,7 @@ def _lease_is_held(store: StateStore, pipeline: str) -> bool:
 def _other_holder(
     instance: dg.DagsterInstance, lease: LeaseRow | None, live: Sequence[dg.RunRecord]
 ) -> Sequence[dg.RunRecord]:
-    """Return the unfinished run that holds the lease if it is not a live run but a Materialize, else nothing."""
+    """Return the unfinished run that holds the lease if it is a Materialize, else nothing."""
     if lease is None or lease.run_id is None:
         return []
     if any(record.dagster_run.run_id == lease.run_id for record in live):

@@ -1,8 +1,9 @@
 """How long the ticks of a code server may watch their sources, so that there is always room for others.
 
-A tick that watches occupies a thread of Dagster's daemon and one of the code server, which needs its threads also to
-start runs and to answer the webserver. So at most half of them watch at a time, and pipelines that are more than
-these share the time: the more pipelines, the shorter each tick watches.
+A tick that watches occupies a thread of Dagster's daemon and one of the code server, which needs
+its threads also to start runs and to answer the webserver. So at most half of the threads watch at
+a time. If there are more pipelines than that, they share the time: the more pipelines, the shorter
+each tick watches.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WATCH_SECONDS = 4.0
 """A tick that has ended by then is over before the daemon's next round, also on a busy machine."""
 
 _TOO_SHORT = 0.2
-"""A watch of less is not worth its connection."""
+"""Seconds: a shorter watch is not worth the connection that it opens."""
 
 
 class WatchRoom:
@@ -68,11 +69,12 @@ class WatchRoom:
 
 
 def places_to_watch(instance: dg.DagsterInstance) -> int:
-    """Return how many ticks may watch at a time: half of the threads that daemon and code server have for them.
+    """Return how many ticks may watch at a time: half of the threads for sensors.
 
-    None if the daemon evaluates one sensor after another.
+    The threads are those of the daemon or of the code server, whichever has fewer. 0 if the daemon
+    evaluates one sensor after another.
     """
-    usual = min(32, (os.cpu_count() or 1) + 4)  # of a `ThreadPoolExecutor`, which both use
+    usual = min(32, (os.cpu_count() or 1) + 4)  # default of `ThreadPoolExecutor`, which both use
     settings = instance.get_sensor_settings()
     if not settings.get("use_threads"):
         return 0

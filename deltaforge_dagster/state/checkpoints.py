@@ -246,7 +246,7 @@ class CheckpointWrites:
         *,
         notice: str | None,
     ) -> None:
-        """Set a sink's checkpoint to the place that its own position names, forwards or backwards.
+        """Set a sink's checkpoint to the row that its own position names, forwards or backwards.
 
         This ends a pending skip, and the checkpoint overrules other positions.
 
@@ -293,7 +293,8 @@ class CheckpointWrites:
     ) -> None:
         """Record a failure of a sink and when to try again.
 
-        The failure of a sink that was detached meanwhile is only counted: its last error stays why it is detached.
+        The failure of a sink that was detached meanwhile is only counted, because its last error
+        must keep saying why it is detached.
 
         Args:
             sink: The sink's id.
@@ -390,7 +391,7 @@ class CheckpointWrites:
 
 
 def standing(segment: int, ordinal: int, complete: bool, position: str | None) -> dict[str, Any]:
-    """Return the columns of a checkpoint that is set to a new place, regardless of its old state."""
+    """Return the columns of a checkpoint that is set to a row, regardless of its old state."""
     return {
         "segment": segment,
         "ordinal": ordinal,

@@ -54,7 +54,7 @@ from deltaforge_dagster.state.database.tables import (
 from deltaforge_dagster.state.store import StateStore
 
 EPOCHS_AHEAD = 1_000_000
-"""Added to the epochs of a restored store: more than the number of runs since the copy was made."""
+"""Added to the epochs of a restored store: more runs than can have begun since the copy."""
 
 _ROWS_AT_ONCE = 5000
 
@@ -139,11 +139,11 @@ def _check(file: Path) -> None:
         raise NotAllowed(f"there is no file {file}")
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as copy:
-            found = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
+            tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
             damage = copy.execute("PRAGMA quick_check").fetchone()
     except sqlite3.DatabaseError as error:
         raise SettingsError(f"{file} is not a copy of a state store: {error}") from error
-    if not {pipelines.name, leases.name, VERSION_TABLE} <= found:
+    if not {pipelines.name, leases.name, VERSION_TABLE} <= tables:
         raise SettingsError(f"{file} is not a copy of a state store: it has other tables")
     if damage != ("ok",):
         raise SettingsError(f"{file} is damaged: {damage[0]}")
@@ -179,11 +179,13 @@ def _copy(table: Table, source: Connection, target: Connection) -> int:
         .execution_options(yield_per=_ROWS_AT_ONCE)
     )
     dialect = target.dialect.name
-    statement = insert(table).values({one.name: _written(one, dialect) for one in table.columns})
+    statement = insert(table).values(
+        {column.name: _written(column, dialect) for column in table.columns}
+    )
     count = 0
-    for some in rows.partitions():
-        target.execute(statement, [row._asdict() for row in some])
-        count += len(some)
+    for batch in rows.partitions():
+        target.execute(statement, [row._asdict() for row in batch])
+        count += len(batch)
     serial = table.autoincrement_column
     if serial is not None:
         last = max(_last_number(source, serial), _last_number(target, serial))
@@ -216,10 +218,10 @@ def _last_number(connection: Connection, serial: Column[Any]) -> int:
         )
         names = {"table": serial.table.name, "column": serial.name}
         return connection.execute(query, names).scalar_one() or 0
-    found = connection.execute(
+    number = connection.execute(
         text("SELECT seq FROM sqlite_sequence WHERE name = :table"), {"table": serial.table.name}
     ).scalar()
-    return found or 0
+    return number or 0
 
 
 def _set_last_number(connection: Connection, serial: Column[Any], last: int) -> None:
@@ -254,5 +256,6 @@ def _make_safe(target: Connection, epochs: Mapping[str, int]) -> None:
     target.execute(update(pipelines).values(probe_after=0.0, probe_wait=0.0))
     target.execute(update(checkpoints).values(next_attempt_at=0.0))
     target.execute(delete(lake_commits))
-    # Most of what the copy has not published is published since, and Dagster would take it for newer.
+    # Most of the writes that the copy has as unpublished were published since. Dagster would take a
+    # second event for a newer one.
     target.execute(update(lake_writes).values(published=True))

@@ -92,18 +92,18 @@ class DeadLetterRepository:
                 return read_rows(
                     connection, DeadLetterRow, *where, order=dead_letters.c.seq, limit=limit
                 )
-            found = [
+            letters = [
                 row
-                for some in _portions(sorted(seqs))
+                for portion in _portions(sorted(seqs))
                 for row in read_rows(
                     connection,
                     DeadLetterRow,
                     *where,
-                    dead_letters.c.seq.in_(some),
+                    dead_letters.c.seq.in_(portion),
                     order=dead_letters.c.seq,
                 )
             ]
-            return found[:limit]
+            return letters[:limit]
 
     def places(self, name: str, sink: str) -> list[DeadLetterRow]:
         """Return the entries of a sink in the order of the journal, with an empty `event`."""
@@ -123,8 +123,8 @@ class DeadLetterRepository:
             dead_letters.c.pipeline == name, dead_letters.c.sink == sink
         )
         with self._database.read() as connection:
-            entries, of_these, last = connection.execute(query).one()
-            return entries, int(of_these or 0), last or 0
+            entries, dead_entries, last = connection.execute(query).one()
+            return entries, int(dead_entries or 0), last or 0
 
     def depth(self, name: str) -> DeadLetterDepth:
         """Return the size of a pipeline's queue, and how many entries were lost to its limits so far."""
@@ -133,11 +133,11 @@ class DeadLetterRepository:
             dead_letters.c.pipeline == name
         )
         with self._database.read() as connection:
-            entries, of_these, oldest = connection.execute(query).one()
+            entries, dead_entries, oldest = connection.execute(query).one()
             counts = _counts(connection, name)
             return DeadLetterDepth(
                 entries=entries,
-                dead=int(of_these or 0),
+                dead=int(dead_entries or 0),
                 oldest=oldest,
                 evicted=counts.get("evicted", 0),
                 rejected=counts.get("rejected", 0),
@@ -189,8 +189,8 @@ class DeadLetterRepository:
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            these = _these(sink=sink, seqs=seqs, up_to=up_to)
-            return _give_up(connection, name, "acknowledged", these)
+            condition = _these(sink=sink, seqs=seqs, up_to=up_to)
+            return _give_up(connection, name, "acknowledged", condition)
 
     def expire(self, name: str, older_than: float) -> int:
         """Drop and count the dead entries older than this many seconds; return how many there were."""
@@ -216,13 +216,15 @@ class DeadLetterWrites:
             room for the next one; with the other policies all letters are settled, and evicted or
             rejected ones are counted. A letter that only waits for others is never rejected.
         """
-        known = _known(self._connection, self._pipeline, sink, [one.event_id for one in letters])
+        stored = _known(
+            self._connection, self._pipeline, sink, [letter.event_id for letter in letters]
+        )
         room = max_entries - _entries(self._connection, self._pipeline)
         done = 0
         rejected: list[tuple[str, int, int]] = []
         tally = metrics.Tally()
         for letter in letters:
-            if letter.event_id not in known:
+            if letter.event_id not in stored:
                 if room <= 0 and overflow == "block":
                     break
                 if room <= 0 and overflow == "reject" and letter.state != "waiting":
@@ -232,7 +234,7 @@ class DeadLetterWrites:
                     tally.add(DLQ_EVENTS, sink=sink, error_kind=letter.error_kind)
                     if letter.state != "waiting":
                         tally.add(SINK_ROUTING_ERRORS, sink=sink, kind=letter.error_kind)
-                    known.add(letter.event_id)
+                    stored.add(letter.event_id)
                     room -= 1
             done += 1
         # `room` is also negative if the limit was lowered, which by itself evicts nothing.
@@ -247,12 +249,12 @@ class DeadLetterWrites:
         return done
 
     def begin_redrive(self, attempt: str, seqs: Mapping[int, int]) -> None:
-        """Assign tokens to entries, by their place in a redrive attempt, before any is sent."""
-        for place, seq in seqs.items():
+        """Assign tokens to entries, by their index in a redrive attempt, before any is sent."""
+        for index, seq in seqs.items():
             self._connection.execute(
                 update(dead_letters)
                 .where(dead_letters.c.pipeline == self._pipeline, dead_letters.c.seq == seq)
-                .values(token=token_of(attempt, place))
+                .values(token=token_of(attempt, index))
             )
 
     def redriven(self, seqs: Collection[int]) -> None:
@@ -281,9 +283,9 @@ class DeadLetterWrites:
         """Drop and count the dead entries older than this many seconds; return how many there were."""
         return _expire(self._connection, self._pipeline, older_than)
 
-    def _delivered(self, which: ColumnElement[bool]) -> int:
+    def _delivered(self, condition: ColumnElement[bool]) -> int:
         return self._connection.execute(
-            delete(dead_letters).where(dead_letters.c.pipeline == self._pipeline, which)
+            delete(dead_letters).where(dead_letters.c.pipeline == self._pipeline, condition)
         ).rowcount
 
 
@@ -312,9 +314,9 @@ def entry_json(pipeline: str, row: DeadLetterRow) -> bytes:
     )
 
 
-def token_of(attempt: str, place: int) -> str:
-    """Return the token of an entry, which sorts by its place in the attempt."""
-    return f"{attempt}:{place:06d}"
+def token_of(attempt: str, index: int) -> str:
+    """Return the token of an entry, which sorts by its index in the attempt."""
+    return f"{attempt}:{index:06d}"
 
 
 def _these(
@@ -332,12 +334,14 @@ def _these(
 
 
 def _give_up(
-    connection: Connection, pipeline: str, fate: undelivered.Fate, *which: ColumnElement[bool]
+    connection: Connection, pipeline: str, fate: undelivered.Fate, *conditions: ColumnElement[bool]
 ) -> int:
     """Remove entries that will never be delivered and record their fate; return how many."""
-    place = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
+    columns = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
     gone = connection.execute(
-        delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which).returning(*place)
+        delete(dead_letters)
+        .where(dead_letters.c.pipeline == pipeline, *conditions)
+        .returning(*columns)
     )
     places = [(sink, segment, ordinal) for sink, segment, ordinal in gone]
     undelivered.note(connection, pipeline, fate, places)
@@ -383,15 +387,15 @@ def _evict(connection: Connection, pipeline: str, count: int) -> int:
 
 
 def _known(connection: Connection, pipeline: str, sink: str, events: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    for some in _portions(events):
+    event_ids: set[str] = set()
+    for portion in _portions(events):
         query = select(dead_letters.c.event_id).where(
             dead_letters.c.pipeline == pipeline,
             dead_letters.c.sink == sink,
-            dead_letters.c.event_id.in_(some),
+            dead_letters.c.event_id.in_(portion),
         )
-        found.update(connection.execute(query).scalars())
-    return found
+        event_ids.update(connection.execute(query).scalars())
+    return event_ids
 
 
 def _entries(connection: Connection, pipeline: str) -> int:

@@ -35,17 +35,17 @@ class DefinitionRepository:
     def at(self, name: str, position: Position) -> dict[str, str]:
         """Return the definitions at `position`, by table, in the format of the source."""
         query = select(kv.c.key, kv.c.val).where(kv.c.ns == _namespace(name))
-        found = {}
+        definitions = {}
         with self._database.read() as connection:
             for table, value in connection.execute(query):
                 text = _held_at(orjson.loads(value), position)
                 if text is not None:
-                    found[table] = text
-        return found
+                    definitions[table] = text
+        return definitions
 
 
 class DefinitionWrites:
-    """Stores the table definitions that a lease holder meets: `FencedWriter.definitions`."""
+    """Stores the table definitions that a lease holder reads: `FencedWriter.definitions`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection
@@ -63,11 +63,11 @@ class DefinitionWrites:
         oldest: Position = at if began is None else parse_position(began)
         for table, text in definitions.items():
             notes = [
-                one
-                for one in _notes(self._connection, self._pipeline, table)
-                if _position(one) < at
+                note
+                for note in _notes(self._connection, self._pipeline, table)
+                if _position(note) < at
             ]
-            passed = [one for one in notes if _position(one) <= oldest]
+            passed = [note for note in notes if _position(note) <= oldest]
             _write(
                 self._connection,
                 self._pipeline,
@@ -82,7 +82,7 @@ def forget(connection: Connection, pipeline: str) -> None:
 
 
 def _oldest(connection: Connection, row: PipelineRow) -> str | None:
-    """Return the first position from which the log may be read again."""
+    """Return the earliest position from which the log may be read again; None if none is known."""
     first = (
         select(segments.c.start_position)
         .where(segments.c.pipeline == row.name)
@@ -91,16 +91,16 @@ def _oldest(connection: Connection, row: PipelineRow) -> str | None:
     )
     journal = connection.execute(first).scalar()
     run = row.confirmed_position or row.start_position
-    known = [one for one in (journal, run) if one is not None]
-    return min(known, key=parse_position, default=None)
+    positions = [position for position in (journal, run) if position is not None]
+    return min(positions, key=parse_position, default=None)
 
 
 def _held_at(notes: Iterable[tuple[str, str | None]], position: Position) -> str | None:
     text = None
-    for noted, one in notes:
+    for noted, definition in notes:
         at: Position = parse_position(noted)
         if at <= position:
-            text = one
+            text = definition
     return text
 
 

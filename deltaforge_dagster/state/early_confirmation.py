@@ -1,6 +1,7 @@
-"""That a source's log is confirmed before its changes are delivered (`engine.journal.confirm: auto`), and since when.
+"""Stores since when and why a source's log is confirmed before its changes are delivered.
 
-It is one row of the key-value table for each pipeline of which that is true.
+This happens with `engine.journal.confirm: auto`. Each pipeline whose log is confirmed early has one
+row in the key-value table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def read_early(connection: Connection, pipeline: str) -> EarlyConfirmation | Non
 
 
 def write_early(connection: Connection, pipeline: str, early: EarlyConfirmation | None) -> None:
-    """Store since when and why; None once it is over."""
+    """Store since when and why the log is confirmed early; None once it is not any more."""
     if early is None:
         this = (kv.c.ns == _namespace(pipeline)) & (kv.c.key == _KEY)
         connection.execute(delete(kv).where(this))

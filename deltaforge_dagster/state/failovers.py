@@ -1,4 +1,4 @@
-"""Records from which server a source is read, and the comparison made when that server changed.
+"""Records from which server a source is read, and the comparison of tables when it changed.
 
 Namespace `failover/{pipeline}`: the value `identity:{source id}` is the server's identity,
 `{source id}/reconciliation` the newest record of a change, and the log `{source id}/history` holds all
@@ -30,8 +30,8 @@ class FailoverWrites:
 
     def server(self, source_id: str) -> str | None:
         """Return the identity of the server from which the source was last read, or None."""
-        found = get_value(self._connection, _namespace(self._pipeline), _identity_key(source_id))
-        return None if found is None else found.decode()
+        identity = get_value(self._connection, _namespace(self._pipeline), _identity_key(source_id))
+        return None if identity is None else identity.decode()
 
     def set_server(self, source_id: str, identity: str) -> None:
         """Store the identity of the server from which the source is read."""
@@ -67,8 +67,8 @@ class FailoverWrites:
             "previous_identity": previous,
             "new_identity": identity,
             "table_results": [
-                {"db": db, "table": table, "deltas": list(found)}
-                for (db, table), found in deltas.items()
+                {"db": db, "table": table, "deltas": list(differences)}
+                for (db, table), differences in deltas.items()
             ],
             "reconciled_at": self._connection.execute(select(clock())).scalar_one(),
         }
@@ -79,7 +79,7 @@ class FailoverWrites:
 
 
 def forget_server(connection: Connection, pipeline: str) -> None:
-    """Forget the servers, so that the source may be read from any server next."""
+    """Forget the server of each source, so that any server may be read next."""
     connection.execute(
         delete(kv).where(kv.c.ns == _namespace(pipeline), kv.c.key.startswith(_IDENTITY))
     )

@@ -1,10 +1,12 @@
-"""Tables of which the log lacks a part, or that are others than those whose rows sinks have.
+"""Records gaps: changes of tables that the source's log lacks, and tables that were replaced.
 
-Each check of a source says which tables the log has now, and what identifies each; a log of statements says which were
-dropped and made. A table that was away meanwhile, came later or was made again has a *gap*, until its rows were read again
-(`SnapshotRepository`) or somebody acknowledges it.
+Each check of a source returns the tables that the log has now, and an identity of each. A log that
+contains statements also says which tables were dropped and created. A table has a *gap* if the log
+did not have it for a while or got it only later, or if the table was dropped and created again. The
+gap lasts until the table's rows were read again (`SnapshotRepository`) or a user acknowledges it.
 
-All of a pipeline is one value of the key-value table (`primitives.Kv`), written only if something has changed.
+What is known of a pipeline's tables is one value of the key-value table (`primitives.Kv`), written
+only if something has changed.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ from deltaforge_dagster.tables import LoggedTable, TableFate
 _KEY = "tables"
 
 GapCause = Literal["new", "away", "remade"]
-"""Why there is a gap: the log has the table only since `until`; it did not have it from `since` to `until`; or the table was
-dropped in between, and another one has its name."""
+"""Why there is a gap.
+
+`new`: the log has the table only since `until`. `away`: the log did not have it from `since` to
+`until`. `remade`: the table was dropped in between, and another one has its name.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class Gap:
         cause: See `GapCause`.
         since: The log had the table up to then at least; None if it never had.
         until: The log has the table from then on, at the latest.
-        whole: Whether the log has every row of the table that is there now, so that only the end of the one before is unknown.
+        whole: Whether the log has every row of the current table, so that it only lacks the end of
+            the former table of this name.
     """
 
     table: str
@@ -49,12 +55,13 @@ class Gap:
 
 @dataclass(slots=True)
 class _KnownTables:
-    """What is stored of a pipeline.
+    """What is stored of a pipeline's tables.
 
     Attributes:
-        identities: What has identified each table, by its name, oldest first.
+        identities: By name, the identities that each table has had, oldest first.
         away: By name, since when the log does not have a table.
-        dropped: By name, when the run read that a table was dropped, of logs that say so.
+        dropped: By name, when a run read that a table was dropped; only for logs that contain
+            statements.
         gaps: By name of the table.
     """
 
@@ -73,8 +80,8 @@ class GapRepository:
     def read(self, name: str) -> list[Gap]:
         """Return the gaps of a pipeline, by table."""
         with self._database.read() as connection:
-            known = _read(connection, name)
-        return [] if known is None else [known.gaps[table] for table in sorted(known.gaps)]
+            stored = _read(connection, name)
+        return [] if stored is None else [stored.gaps[table] for table in sorted(stored.gaps)]
 
     def note(self, name: str, tables: Mapping[str, LoggedTable], checked_at: float | None) -> None:
         """Record which tables the log has now, and the gaps that follow from it.
@@ -94,7 +101,9 @@ class GapRepository:
                 _write(connection, name, noted)
 
     def note_fates(self, name: str, fates: Sequence[tuple[str, TableFate]]) -> None:
-        """Record what the log says of tables, in order: of one that is made after another of its name was dropped there is a gap.
+        """Record what the log says of tables, in order.
+
+        A table that is created after another one of its name was dropped has a gap.
 
         Args:
             name: The pipeline.
@@ -102,73 +111,75 @@ class GapRepository:
         """
         with self._database.write() as connection:
             now = connection.execute(select(clock())).scalar_one()
-            known = _read(connection, name) or _KnownTables()
-            if not any(fate == "dropped" or table in known.dropped for table, fate in fates):
+            stored = _read(connection, name) or _KnownTables()
+            if not any(fate == "dropped" or table in stored.dropped for table, fate in fates):
                 return
             for table, fate in fates:
-                since = known.dropped.pop(table, None)
+                since = stored.dropped.pop(table, None)
                 if fate == "dropped":
-                    known.dropped[table] = now
+                    stored.dropped[table] = now
                 elif fate == "made" and since is not None:
-                    before = known.gaps.get(table)
+                    before = stored.gaps.get(table)
                     whole = before is None or before.whole
-                    known.gaps[table] = Gap(
+                    stored.gaps[table] = Gap(
                         table, "remade", since if before is None else before.since, now, whole
                     )
-            _write(connection, name, known)
+            _write(connection, name, stored)
 
     def acknowledge(self, name: str, tables: Collection[str] = ()) -> list[str]:
-        """Forget the gaps of these tables, or all; return the tables that had any."""
+        """Forget the gaps of these tables, by default of all; return the tables that had any."""
         with self._database.write() as connection:
-            known = _read(connection, name)
-            if known is None:
+            stored = _read(connection, name)
+            if stored is None:
                 return []
-            found = sorted(one for one in known.gaps if not tables or one in tables)
-            for one in found:
-                del known.gaps[one]
-            _write(connection, name, known)
-            return found
+            acknowledged = sorted(table for table in stored.gaps if not tables or table in tables)
+            for table in acknowledged:
+                del stored.gaps[table]
+            _write(connection, name, stored)
+            return acknowledged
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Forget what is known of a pipeline's tables: its sinks get all rows anew."""
+    """Forget what is known of a pipeline's tables, because its sinks get all rows again."""
     connection.execute(delete(kv).where(kv.c.ns == _namespace(pipeline)))
 
 
 def _noted(
-    known: _KnownTables | None,
+    stored: _KnownTables | None,
     tables: Mapping[str, LoggedTable],
     checked_at: float | None,
     now: float,
 ) -> _KnownTables | None:
-    """Return what is known then; None if nothing has changed."""
-    if known is None:
-        return _KnownTables({name: [one.identity] for name, one in tables.items()})
+    """Return what is known after a check of the source; None if nothing has changed."""
+    if stored is None:
+        return _KnownTables({name: [table.identity] for name, table in tables.items()})
     changed = False
-    for name in known.identities.keys() - tables.keys() - known.away.keys():
-        known.away[name] = now if checked_at is None else checked_at
+    for name in stored.identities.keys() - tables.keys() - stored.away.keys():
+        stored.away[name] = now if checked_at is None else checked_at
         changed = True
-    for name, one in tables.items():
-        had = known.identities.setdefault(name, [])
-        away = known.away.pop(name, None)
-        if one.identity in had and away is None:
+    for name, table in tables.items():
+        identities = stored.identities.setdefault(name, [])
+        away = stored.away.pop(name, None)
+        if table.identity in identities and away is None:
             continue
         changed = True
-        cause: GapCause = "new" if not had else "away" if one.identity in had else "remade"
-        if one.identity not in had:
-            had.append(one.identity)
-        if cause == "new" and (one.whole or one.empty):
+        cause: GapCause = (
+            "new" if not identities else "away" if table.identity in identities else "remade"
+        )
+        if table.identity not in identities:
+            identities.append(table.identity)
+        if cause == "new" and (table.whole or table.empty):
             continue
         since = None if cause == "new" else away if away is not None else checked_at
-        gap = Gap(name, cause, since, now, whole=one.whole and cause == "remade")
-        before = known.gaps.get(name)
+        gap = Gap(name, cause, since, now, whole=table.whole and cause == "remade")
+        before = stored.gaps.get(name)
         if before is not None:
-            # Sinks that lack the earlier one lack both.
+            # A sink that lacks the earlier gap lacks both, so they become one with the worse cause.
             causes = {before.cause, cause}
             worst: GapCause = "remade" if "remade" in causes else cause
             gap = replace(gap, cause=worst, since=before.since, whole=gap.whole and before.whole)
-        known.gaps[name] = gap
-    return known if changed else None
+        stored.gaps[name] = gap
+    return stored if changed else None
 
 
 def _read(connection: Connection, pipeline: str) -> _KnownTables | None:
@@ -176,17 +187,17 @@ def _read(connection: Connection, pipeline: str) -> _KnownTables | None:
     if value is None:
         return None
     fields = orjson.loads(value)
-    gaps = {name: Gap(**one) for name, one in fields["gaps"].items()}
+    gaps = {name: Gap(**gap) for name, gap in fields["gaps"].items()}
     return _KnownTables(fields["identities"], fields["away"], gaps, fields.get("dropped", {}))
 
 
-def _write(connection: Connection, pipeline: str, known: _KnownTables) -> None:
-    gaps = {name: asdict(one) for name, one in known.gaps.items()}
+def _write(connection: Connection, pipeline: str, stored: _KnownTables) -> None:
+    gaps = {name: asdict(gap) for name, gap in stored.gaps.items()}
     value = {
-        "identities": known.identities,
-        "away": known.away,
+        "identities": stored.identities,
+        "away": stored.away,
         "gaps": gaps,
-        "dropped": known.dropped,
+        "dropped": stored.dropped,
     }
     put_value(connection, _namespace(pipeline), _KEY, orjson.dumps(value))
 

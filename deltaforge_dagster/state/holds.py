@@ -1,11 +1,11 @@
 """Holds: events that are kept back, in order, until they are released.
 
 A hold is identified by its kind (`table`: its events cannot be decoded; `schema`: the table's newest
-form waits for approval) and its subject (`shop.orders`). It goes through three states:
+version waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
 `held`         events of the subject are kept in files of the journal's folder (`hold_part`)
-`released`     the problem was fixed or the form approved; the next run turns the events into
+`released`     the problem was fixed or the version approved; the next run turns the events into
                segments
 `journaled`    the events are in the journal, the last one in `last_segment`; the files are not needed
                any more
@@ -32,7 +32,7 @@ from deltaforge_dagster.state.pipelines import PipelineWrites
 from deltaforge_dagster.state.records import HeldPart, HoldPartRow, HoldRow
 
 SCHEMA = "schema"
-"""Kind of holds for tables whose form waits for approval; their files contain decoded rows."""
+"""Kind of holds for tables whose version waits for approval; their files contain decoded rows."""
 
 _REASON_LENGTH = 2000
 
@@ -56,20 +56,20 @@ class HoldRepository:
         if kind is not None and subject is not None:
             where += [hold_parts.c.kind == kind, hold_parts.c.subject == subject]
         with self._database.read() as connection:
-            found = read_rows(connection, HoldPartRow, *where)
-        return sorted(found, key=lambda row: row.number)
+            parts = read_rows(connection, HoldPartRow, *where)
+        return sorted(parts, key=lambda row: row.number)
 
-    def release(self, name: str, kind: str, subject: str, mend: str) -> HoldRow:
+    def release(self, name: str, kind: str, subject: str, remedy: str) -> HoldRow:
         """Release a hold, so that the next run writes its events to the journal.
 
-        `mend` is the remedy that the source needs to decode the events, JSON text.
+        `remedy` is what the source needs to decode the events, JSON text in a format of the source.
 
         Raises:
             NotAllowed: There is no such hold, or its events are already in the journal.
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            _release(connection, name, kind, subject, mend)
+            _release(connection, name, kind, subject, remedy)
             return read_rows(connection, HoldRow, _this(name, kind, subject))[0]
 
     def approve_table(self, name: str, table: str) -> int:
@@ -128,7 +128,7 @@ class HoldWrites:
         self.add(held)
 
     def revoke_release(self, hold: HoldRow, reason: str) -> None:
-        """Revoke a release, because the held events still cannot be decoded, for this reason."""
+        """Revoke a release, because the held events still cannot be decoded; `reason` says why."""
         self._connection.execute(
             update(holds)
             .where(_this(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")
@@ -151,7 +151,7 @@ class HoldWrites:
         )
 
     def forget(self, delivered: int) -> None:
-        """Delete holds whose events all attached sinks have, given that they have this segment."""
+        """Delete holds whose events are delivered: all attached sinks have this segment."""
         self._connection.execute(
             delete(holds).where(
                 holds.c.pipeline == self._pipeline,
@@ -161,10 +161,10 @@ class HoldWrites:
         )
 
     def _add(self, part: HeldPart) -> None:
-        known = select(hold_parts.c.path).where(
+        existing = select(hold_parts.c.path).where(
             hold_parts.c.pipeline == self._pipeline, hold_parts.c.path == part.path
         )
-        if self._connection.execute(known).first() is not None:
+        if self._connection.execute(existing).first() is not None:
             return
         last = self._connection.execute(
             select(func.max(hold_parts.c.number)).where(hold_parts.c.pipeline == self._pipeline)
@@ -225,8 +225,8 @@ class HoldWrites:
 
 def read_holds(connection: Connection, pipeline: str) -> list[HoldRow]:
     """Return a pipeline's holds, oldest first."""
-    found = read_rows(connection, HoldRow, holds.c.pipeline == pipeline)
-    return sorted(found, key=lambda row: (row.since, row.kind, row.subject))
+    rows = read_rows(connection, HoldRow, holds.c.pipeline == pipeline)
+    return sorted(rows, key=lambda row: (row.since, row.kind, row.subject))
 
 
 def drop_all(connection: Connection, pipeline: str) -> None:
@@ -235,11 +235,11 @@ def drop_all(connection: Connection, pipeline: str) -> None:
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
 
-def _release(connection: Connection, pipeline: str, kind: str, subject: str, mend: str) -> None:
+def _release(connection: Connection, pipeline: str, kind: str, subject: str, remedy: str) -> None:
     released = connection.execute(
         update(holds)
         .where(_this(pipeline, kind, subject), holds.c.state != "journaled")
-        .values(state="released", mend=mend)
+        .values(state="released", mend=remedy)
     )
     if released.rowcount == 0:
         raise NotAllowed(f"pipeline {pipeline!r} holds no {kind} {subject!r}")

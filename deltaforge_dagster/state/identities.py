@@ -27,7 +27,10 @@ def is_certain(identity: str) -> bool:
 
 
 def dropped_name(identity: str) -> str:
-    """Return what a dropped column is called in tables once another column has its name: no other column is called that."""
+    """Return the name of a dropped column in tables once another column has its former name.
+
+    No other column gets this name.
+    """
     name, _, sequence = identity.removesuffix(_UNCERTAIN).rpartition("@")
     return f"{name}_dropped_{sequence}"
 
@@ -37,11 +40,11 @@ class VersionColumns:
     """The columns of a table version.
 
     Attributes:
-        identities: By name what identifies the column.
-        numbers: By name its number (`Column.number`); without those that are not known.
+        identities: The identity of each column, by name.
+        numbers: The number of each column (`Column.number`), by name; unknown ones are left out.
         relation: See `TableSchema.relation`.
-        fills: Of columns that are new in this version, by name what older rows have in them: JSON as in row images; None if that
-            is not known.
+        fills: The value that older rows have in each column that is new in this version, by name:
+            JSON as in row images; None if that is not known.
     """
 
     identities: Mapping[str, str]
@@ -65,8 +68,8 @@ class KnownColumns:
 
     Attributes:
         same: By name, the identities of those columns that earlier versions had.
-        fills: See `VersionColumns`; of the other columns.
-        certain: Whether the other columns certainly are others than those of the version before.
+        fills: The fills (see `VersionColumns`) of the other columns.
+        certain: Whether it is certain that the other columns are new, and not renamed ones.
     """
 
     same: Mapping[str, str]
@@ -89,7 +92,7 @@ class KnownColumns:
         )
 
     def registered(self, table: TableSchema, sequence: int) -> VersionColumns:
-        """Return the columns of a new version, which gets a sequence."""
+        """Return the columns of a new version with this sequence number."""
         mark = "" if self.certain else _UNCERTAIN
         return VersionColumns(
             {
@@ -113,7 +116,7 @@ def known_columns(
     Args:
         table: The version.
         before: The columns of the version before; None for the first one.
-        versions: Those of all versions.
+        versions: The columns of all versions.
         changes: What statements have done since the version before came into force.
     """
     if before is None:
@@ -157,8 +160,8 @@ def _by_name(table: TableSchema, before: VersionColumns, changes: ColumnChanges)
         name = column.name.lower()
         if name in added:
             continue
-        was = former.get(name, column.name)
-        identity = before.identities.get(was) or folded.get(was.lower())
+        former_name = former.get(name, column.name)
+        identity = before.identities.get(former_name) or folded.get(former_name.lower())
         if identity is not None and identity not in same.values():
             same[column.name] = identity
     stated = {name.lower(): fill for name, fill in changes.fills.items()}
@@ -171,10 +174,11 @@ def _by_name(table: TableSchema, before: VersionColumns, changes: ColumnChanges)
 
 
 def _names_suffice(table: TableSchema, before: VersionColumns) -> bool:
-    """Return whether names say which column is which, in a database that has numbers but where they are not known.
+    """Return whether names identify columns, although their numbers are not known.
 
-    Columns cannot be moved there: what stands at another place among others, or came while another one went, may be a renamed
-    one. A table that was made again (another relation) has its columns by name.
+    A database that numbers columns does not reorder them. So a column that has another place among
+    the others, or appeared while another one disappeared, may be a renamed one. The columns of a
+    table that was created again (another relation) go by their names.
     """
     if table.relation is None or before.relation not in {None, table.relation}:
         return True

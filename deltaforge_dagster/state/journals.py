@@ -117,7 +117,8 @@ class JournalRepository:
                     "changes"
                 )
             delivered = min(
-                (one.whole_segment for one in sinks.values() if one.attached), default=0
+                (checkpoint.whole_segment for checkpoint in sinks.values() if checkpoint.attached),
+                default=0,
             )
             snapshots.lose_journal(connection, name, delivered)
             dropped = [
@@ -131,10 +132,10 @@ class JournalRepository:
                     uid=uuid4().hex, captured_position=position, probe_after=0.0, probe_wait=0.0
                 )
             )
-            for one in sinks.values():
-                if one.attached:
-                    _start_afresh(connection, pipeline, one, position)
-            detached = sorted(sink for sink, one in sinks.items() if not one.attached)
+            for checkpoint in sinks.values():
+                if checkpoint.attached:
+                    _start_afresh(connection, pipeline, checkpoint, position)
+            detached = sorted(sink for sink, checkpoint in sinks.items() if not checkpoint.attached)
             return Rebuilt(position, dropped[0], dropped[1], lossy, kept, detached)
 
     def reset(self, name: str) -> PipelineRow:
@@ -220,8 +221,8 @@ def _lossy(
     """Return the attached sinks that lack changes from before the confirmed position."""
     return sorted(
         sink
-        for sink, one in sinks.items()
-        if one.attached and _lacks(connection, pipeline, one, position)
+        for sink, checkpoint in sinks.items()
+        if checkpoint.attached and _lacks(connection, pipeline, checkpoint, position)
     )
 
 

@@ -1,19 +1,22 @@
-"""How far the tables of a sink that writes tables have come, and which commit is planned.
+"""How far the tables of sinks that write tables have come, and which commits are planned.
 
-Such a sink adds consecutive segments to all of its tables in one *commit*. What a commit covers is stored before
-anything is written (`plan`). So the successor of a killed run repeats exactly this commit, which the tables recognize.
+Such a sink adds consecutive segments to all of its tables in one *commit*. What a commit covers is
+stored before anything is written (`plan`). So the run after a killed one repeats exactly this
+commit, which the tables recognize.
 
 The *front* is the last segment that is in all tables, except for the *held* ones, which could not be written. A held
 table has everything up to a segment of its own; its commits are planned, and repeated, separately. It is held until it
 has reached the front. The sink's checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or
 a rebuilt journal, and `restart` puts everything there.
 
-A table may have *pending changes* beside it, in a table of their own. That a commit goes there is stored before it is
-written, so that they are folded whatever happens.
+A table may have *pending changes*, which are kept in a separate table until they are folded into
+it. Before a commit is written there, this is stored, so that the changes are folded even if the run
+is killed.
 
-A table that is to be loaded again (`LakeResync`) is recreated where the front is, between two commits, and then gets what
-follows, with the rows of a snapshot that is requested in the same transaction. Until it was recreated, it is held; its
-pending changes are forgotten then.
+A table that is to be loaded again (`LakeResync`) is recreated where the front is, between two
+commits. Then it gets the commits that follow, with the rows of a snapshot that is requested in the
+same transaction as the resync begins. Until it was recreated, it is held; its pending changes are
+forgotten then.
 
 What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
 is published in Dagster; the last one of a table is kept.
@@ -54,7 +57,7 @@ Destination: TypeAlias = tuple[str, ...]
 """Name of a table in the lake, outermost part first."""
 
 TO_BE_RECREATED = "it is to be loaded again, and is recreated first"
-"""The `error` of a held table whose resync has begun, before that was tried."""
+"""The `error` of a held table whose resync has begun, until the first attempt to recreate it."""
 
 _FRONT = ""
 _ERROR_LENGTH = 2000
@@ -62,7 +65,7 @@ _ERROR_LENGTH = 2000
 
 @dataclass(frozen=True, slots=True)
 class LakeFront:
-    """The segment that all tables have reached which are not held.
+    """The segment that all tables have reached, except those that are held.
 
     Attributes:
         segment: The segment.
@@ -124,7 +127,7 @@ class LakeResync:
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """A table that has, or may have, pending changes beside it.
+    """A table that has, or may have, pending changes.
 
     Attributes:
         sink: The sink.
@@ -154,7 +157,7 @@ class LakeCommits:
     @property
     def reached(self) -> int:
         """The last segment that all tables have."""
-        return min([self.front.segment, *(one.segment for one in self.held.values())])
+        return min([self.front.segment, *(table.segment for table in self.held.values())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +172,12 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """What a table consists of, as its format or database counts it; None for what it does not.
+    """What a table consists of, as its format or database counts it; other figures are None.
 
     Attributes:
         version: Version of the table (Delta), or its newest snapshot (Iceberg); databases have none.
         files: Number of files that have rows.
-        bytes: Their size, including what says which of their rows are deleted if the format counts that.
+        bytes: Their size, including the data that marks rows as deleted, if the format counts that.
         rows: Number of rows.
         deleted: Number of rows in the files that are deleted.
         estimated: Whether rows and bytes are what a database assumes, which may lag behind, or count rows that it will remove.
@@ -201,8 +204,8 @@ class TableWrite:
         changed_at: When the last change before this position was committed, in seconds since 1970.
         pending: Whether the changes are pending; otherwise the table has them, and everything before them.
         figures: What the table consists of then, if known.
-        lacking: What identifies the columns (`identities`) in which older rows lack the value that the source gave them,
-            which is not known. The table keeps them until it is recreated.
+        lacking: Identities (`identities`) of the columns in which older rows lack the source's
+            value, which is not known. They remain until the table is recreated.
         int64_timestamps: Whether none of its files has timestamps as INT96.
     """
 
@@ -264,14 +267,14 @@ class LakeCommitRepository:
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            known = {one.destination: one for one in _resyncs(connection, name, sink)}
+            requested = {resync.destination: resync for resync in _resyncs(connection, name, sink)}
             for destination, table_name in tables.items():
-                if destination in known and known[destination].begun:
+                if destination in requested and requested[destination].begun:
                     raise NotAllowed(
                         f"pipeline {name!r}: the resync of {'.'.join(destination)} of sink {sink!r} has begun "
                         f"already; deltaforge status {name} says what it waits for"
                     )
-                if destination in known:
+                if destination in requested:
                     continue
                 _insert_resync(connection, name, sink, destination, table_name)
 
@@ -283,8 +286,8 @@ class LakeCommitRepository:
     def tables(self, name: str) -> list[StoredWrite]:
         """Return the last write of each table of a pipeline's sinks, by sink and source."""
         newest: dict[tuple[str, tuple[str, str]], StoredWrite] = {}
-        for one in self._writes(lake_writes.c.pipeline == name):
-            newest[one.sink, one.write.source] = one
+        for stored in self._writes(lake_writes.c.pipeline == name):
+            newest[stored.sink, stored.write.source] = stored
         return [newest[key] for key in sorted(newest)]
 
     def unpublished(self, name: str) -> list[StoredWrite]:
@@ -343,23 +346,23 @@ class LakeCommitWrites:
             ends=sorted(end for end in ends if end > segment),
         )
         if before and segment < before[_FRONT]["segment"]:
-            # The commits that follow bring back what was dropped, so nothing has to be there.
-            mine = _of_pending(self._pipeline, sink)
-            self._connection.execute(update(lake_pending).where(mine).values(changes=0))
-        for one in _resyncs(self._connection, self._pipeline, sink):
-            if one.begun:
-                self._hold_recreated(sink, one.destination, segment)
+            # The commits that follow add the dropped changes again; none are sure to be there now.
+            condition = _of_pending(self._pipeline, sink)
+            self._connection.execute(update(lake_pending).where(condition).values(changes=0))
+        for resync in _resyncs(self._connection, self._pipeline, sink):
+            if resync.begun:
+                self._hold_recreated(sink, resync.destination, segment)
 
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
-        """Begin to load tables again that somebody has requested: hold them at the front, and request their snapshot.
+        """Begin requested resyncs: hold the tables at the front, and request their snapshot.
 
         A change that is not in the snapshot is behind the front, and so the tables get it after they were recreated.
 
         Raises:
             NotAllowed: A snapshot is unfinished, or a commit planned.
         """
-        known = _resyncs(self._connection, self._pipeline, sink)
-        wanted = [one for one in known if not one.begun and one.destination in tables]
+        resyncs = _resyncs(self._connection, self._pipeline, sink)
+        wanted = [resync for resync in resyncs if not resync.begun and resync.destination in tables]
         if not wanted:
             return
         front = self._row(sink, _FRONT)
@@ -368,17 +371,17 @@ class LakeCommitWrites:
                 f"pipeline {self._pipeline!r}: a resync of sink {sink!r} cannot begin before the commit that is "
                 "planned, and the snapshot that is unfinished"
             )
-        for one in wanted:
-            self._hold_recreated(sink, one.destination, front["segment"])
-            mine = and_(
+        for resync in wanted:
+            self._hold_recreated(sink, resync.destination, front["segment"])
+            condition = and_(
                 _resyncs_of(self._pipeline, sink),
-                lake_resyncs.c.destination == _key(one.destination),
+                lake_resyncs.c.destination == _key(resync.destination),
             )
-            self._connection.execute(update(lake_resyncs).where(mine).values(begun=True))
+            self._connection.execute(update(lake_resyncs).where(condition).values(begun=True))
         insert_snapshot(
             self._connection,
             self._pipeline,
-            tables=[one.table_name for one in wanted],
+            tables=[resync.table_name for resync in wanted],
             cause="resync",
             sinks=[sink],
             since=front["segment"] + 1,
@@ -391,26 +394,31 @@ class LakeCommitWrites:
         destination: Destination,
         columns: Sequence[tuple[str, str]],
     ) -> None:
-        """Record that a table is empty now, without pending changes; it is no longer held if it has reached the front.
+        """Record that a table is empty now, without pending changes.
+
+        It is no longer held if it has reached the front.
 
         Args:
             sink: The sink.
-            source: Schema and name of the table of the source whose rows it gets; they may have gone to another one before.
+            source: Schema and name of the source's table whose rows it gets. Before, these rows may
+                have gone to another destination.
             destination: The table.
             columns: Name and type of each of its columns.
         """
         self.folded(sink, destination)
-        mine = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
+        condition = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
         key = orjson.dumps(source).decode()
-        for stored in self._connection.execute(select(lake_writes).where(mine)).mappings():
+        for stored in self._connection.execute(select(lake_writes).where(condition)).mappings():
             if stored["source"] == key or tuple(stored["destination"]) == destination:
                 of_source = lake_writes.c.source == stored["source"]
-                now = {
+                values = {
                     "destination": destination,
                     "lacking": None,
                     "columns": [list(column) for column in columns],
                 }
-                self._connection.execute(update(lake_writes).where(mine, of_source).values(**now))
+                self._connection.execute(
+                    update(lake_writes).where(condition, of_source).values(**values)
+                )
         self._connection.execute(
             delete(lake_resyncs).where(
                 _resyncs_of(self._pipeline, sink), lake_resyncs.c.destination == _key(destination), lake_resyncs.c.begun
@@ -449,18 +457,18 @@ class LakeCommitWrites:
             to: The last segment of the commit.
         """
         rows = _pending(self._connection, _of_pending(self._pipeline, sink))
-        known = {row.destination: row.segment for row in rows}
-        for one, source in tables.items():
-            mine = _of_pending(self._pipeline, sink, one)
-            if one in known:
-                last = max(known[one], to)
-                self._connection.execute(update(lake_pending).where(mine).values(segment=last))
+        segments = {row.destination: row.segment for row in rows}
+        for destination, source in tables.items():
+            condition = _of_pending(self._pipeline, sink, destination)
+            if destination in segments:
+                last = max(segments[destination], to)
+                self._connection.execute(update(lake_pending).where(condition).values(segment=last))
                 continue
             self._connection.execute(
                 insert(lake_pending).values(
                     pipeline=self._pipeline,
                     sink=sink,
-                    destination=_key(one),
+                    destination=_key(destination),
                     source=source,
                     segment=to,
                     changes=0,
@@ -487,7 +495,7 @@ class LakeCommitWrites:
             sink: The sink.
             to: The last segment of the commit.
             rejected: The tables that could not be written.
-            writes: What the others have got.
+            writes: What the commit has added to the others.
 
         Returns:
             Whether the front has moved; False if it was there already.
@@ -495,16 +503,16 @@ class LakeCommitWrites:
         row = self._row(sink, _FRONT)
         if row["segment"] == to:
             return False
-        for one in rejected:
+        for rejection in rejected:
             self._insert(
                 sink,
-                _key(one.destination),
+                _key(rejection.destination),
                 segment=row["segment"],
                 planned_to=to,
-                error=one.error[:_ERROR_LENGTH],
-                remedy=list(one.remedy),
+                error=rejection.error[:_ERROR_LENGTH],
+                remedy=list(rejection.remedy),
                 since=clock(),
-                next_attempt_at=one.next_attempt_at,
+                next_attempt_at=rejection.next_attempt_at,
                 failures=1,
             )
         self._update(sink, _FRONT, {"segment": to, "planned_to": None})
@@ -548,13 +556,15 @@ class LakeCommitWrites:
         to: int,
         writes: Iterable[TableWrite] = (),
     ) -> bool:
-        """Record that a held table has everything up to a segment; it is no longer held once that is the front.
+        """Record that a held table has everything up to a segment.
+
+        It is no longer held once it has reached the front.
 
         Args:
             sink: The sink.
             destination: The table.
             to: The segment.
-            writes: What the table has got; nothing if the segments have no changes of it.
+            writes: What the commit has added to it; nothing if the segments have no changes of it.
 
         Returns:
             Whether the table has moved; False if it was there already.
@@ -577,43 +587,46 @@ class LakeCommitWrites:
 
     def _record_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
         """Store writes, and how many pending changes tables have after them."""
-        for one in writes:
-            if one.pending:
+        for write in writes:
+            if write.pending:
                 self._connection.execute(
                     update(lake_pending)
-                    .where(_of_pending(self._pipeline, sink, one.destination))
-                    .values(changes=lake_pending.c.changes + one.changes)
+                    .where(_of_pending(self._pipeline, sink, write.destination))
+                    .values(changes=lake_pending.c.changes + write.changes)
                 )
             else:
-                self.folded(sink, one.destination)
+                self.folded(sink, write.destination)
         self._add_writes(sink, to, writes)
 
     def _add_writes(self, sink: str, to: int, writes: Iterable[TableWrite]) -> None:
-        """Store writes, except those of commits that tables had before: after a `restart`, they skip them."""
-        for one in writes:
-            mine = _of_table(self._pipeline, sink, one)
-            last = select(func.max(lake_writes.c.segment)).where(mine)
+        """Store writes, except those of commits that a table already has.
+
+        A table skips such commits after a `restart`.
+        """
+        for write in writes:
+            condition = _of_table(self._pipeline, sink, write)
+            last = select(func.max(lake_writes.c.segment)).where(condition)
             before = self._connection.execute(last).scalar()
             if before is not None and before >= to:
                 continue
-            known = self._connection.execute(
-                select(lake_writes.c.lacking).where(mine, lake_writes.c.segment == before)
+            lacked = self._connection.execute(
+                select(lake_writes.c.lacking).where(condition, lake_writes.c.segment == before)
             ).scalar()
-            lacking = sorted({*(known or ()), *one.lacking})
-            self._connection.execute(delete(lake_writes).where(mine, lake_writes.c.published))
+            lacking = sorted({*(lacked or ()), *write.lacking})
+            self._connection.execute(delete(lake_writes).where(condition, lake_writes.c.published))
             self._connection.execute(
                 insert(lake_writes).values(
                     pipeline=self._pipeline,
                     sink=sink,
-                    source=_source_key(one),
+                    source=_source_key(write),
                     segment=to,
-                    destination=one.destination,
-                    columns=one.columns,
-                    changes=one.changes,
-                    position=one.position,
-                    changed_at=one.changed_at,
-                    figures=None if one.figures is None else asdict(one.figures),
-                    int64_timestamps=one.int64_timestamps,
+                    destination=write.destination,
+                    columns=write.columns,
+                    changes=write.changes,
+                    position=write.position,
+                    changed_at=write.changed_at,
+                    figures=None if write.figures is None else asdict(write.figures),
+                    int64_timestamps=write.int64_timestamps,
                     written_at=clock(),
                     published=False,
                     lacking=lacking or None,
@@ -631,12 +644,12 @@ class LakeCommitWrites:
     def _row(self, sink: str, key: str) -> RowMapping:
         row = _rows(self._connection, self._pipeline, sink).get(key)
         if row is None:
-            what = (
+            problem = (
                 f"table {key} of sink {sink!r} is not held"
                 if key
                 else f"sink {sink!r} has no front"
             )
-            raise NotAllowed(f"pipeline {self._pipeline!r}: {what}")
+            raise NotAllowed(f"pipeline {self._pipeline!r}: {problem}")
         return row
 
     def _insert(self, sink: str, key: str, **values: Any) -> None:
@@ -671,7 +684,7 @@ class LakeCommitWrites:
 def begin_resyncs(
     connection: Connection, pipeline: str, sink: str, tables: Mapping[Destination, str]
 ) -> None:
-    """Have the tables of a sink recreated by its next run; the caller requests the snapshot that loads them."""
+    """Have the next run recreate tables of a sink; the caller requests the snapshot of them."""
     for destination, table_name in tables.items():
         _insert_resync(connection, pipeline, sink, destination, table_name, begun=True)
 
@@ -701,7 +714,9 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     front = rows.pop(_FRONT, None)
     if front is None:
         return None
-    recreated = {_key(one.destination) for one in _resyncs(connection, pipeline, sink) if one.begun}
+    recreated = {
+        _key(resync.destination) for resync in _resyncs(connection, pipeline, sink) if resync.begun
+    }
     tables = [
         HeldTable(
             _destination(key),
@@ -718,8 +733,8 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
     ]
     return LakeCommits(
         LakeFront(front["segment"], front["planned_to"], front["owner"], tuple(front["ends"])),
-        {one.destination: one for one in tables},
-        {one.destination: one for one in _pending(connection, _of_pending(pipeline, sink))},
+        {table.destination: table for table in tables},
+        {table.destination: table for table in _pending(connection, _of_pending(pipeline, sink))},
     )
 
 
@@ -763,8 +778,8 @@ def _resyncs(connection: Connection, pipeline: str, sink: str | None) -> list[La
 
 
 def _resyncs_of(pipeline: str, sink: str | None) -> ColumnElement[bool]:
-    mine = lake_resyncs.c.pipeline == pipeline
-    return mine if sink is None else and_(mine, lake_resyncs.c.sink == sink)
+    condition = lake_resyncs.c.pipeline == pipeline
+    return condition if sink is None else and_(condition, lake_resyncs.c.sink == sink)
 
 
 def _of(pipeline: str, sink: str) -> ColumnElement[bool]:

@@ -4,9 +4,10 @@ The lease row also serves as the lock of everything else that belongs to the pip
 change its ranges, segments or checkpoints lock this row first, so they are serialized. A holder whose
 transaction began before its lease expired therefore commits before another run can take the lease.
 
-Unless it is frozen (a paused virtual machine, a half-open connection, SIGSTOP): PostgreSQL would keep its lock. So the
-transactions of a holder bear its epoch in `application_name`, and once the lease is over, whoever needs the
-row ends those that do not end by themselves. Nothing of them is committed.
+If the holder is frozen (a paused virtual machine, a half-open connection, SIGSTOP), PostgreSQL
+would keep its lock. So the transactions of a holder have its epoch in `application_name`, and once
+the lease is over, whoever needs the row terminates those that do not end by themselves. Nothing of
+them is committed.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class LeaseRepository:
     def get(self, name: str) -> LeaseRow | None:
         """Return the lease of a pipeline, or None if there is no such pipeline."""
         with self._database.read() as connection:
-            found = read_rows(connection, LeaseRow, leases.c.pipeline == name)
-        return found[0] if found else None
+            rows = read_rows(connection, LeaseRow, leases.c.pipeline == name)
+        return rows[0] if rows else None
 
 
 class LeaseWrites:
@@ -126,7 +127,8 @@ def lock_lease(connection: Connection, pipeline: str, holder: Lease | None = Non
     Args:
         connection: A connection in a transaction.
         pipeline: Name of the pipeline.
-        holder: The lease of the caller, if it has one. Others end the transactions of a holder whose lease is over.
+        holder: The lease of the caller, if it has one. Other callers terminate the transactions of
+            a holder whose lease is over.
 
     Raises:
         NotAllowed: There is no such pipeline.
@@ -161,7 +163,10 @@ def _read_lease(connection: Connection, pipeline: str) -> LockedLease:
 
 
 def _settings(holder: Lease) -> list[ColumnElement[Any]]:
-    """Return what names the transaction of a holder, and limits it where the server can."""
+    """Return the SQL expressions that name a holder's transaction, and limit its duration.
+
+    Only PostgreSQL 17 and later can limit it (`transaction_timeout`).
+    """
     version = cast(func.current_setting("server_version_num"), Integer)
     limit = func.set_config("transaction_timeout", _TRANSACTION_TIMEOUT, True)
     return [
@@ -171,7 +176,7 @@ def _settings(holder: Lease) -> list[ColumnElement[Any]]:
 
 
 def _end_former_holder(connection: Connection, pipeline: str) -> None:
-    """End the transactions of a holder that never released its lease, which is over."""
+    """Terminate the transactions of a holder whose lease has expired without being released."""
     former = _read_lease(connection, pipeline)
     if former.run_id is None or former.live:
         return
@@ -193,11 +198,11 @@ def check_lease(connection: Connection, lease: Lease) -> None:
         LeaseLost: It was released, has expired (even if no other run took it), or another run holds it.
     """
     held = lock_lease(connection, lease.pipeline, lease)
-    mine = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
+    subject = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
     if held.epoch != lease.epoch:
-        raise LeaseLost(f"{mine} lost its lease to run {held.run_id} (epoch {held.epoch})")
+        raise LeaseLost(f"{subject} lost its lease to run {held.run_id} (epoch {held.epoch})")
     if held.run_id is None:
-        raise LeaseLost(f"{mine} has released its lease")
+        raise LeaseLost(f"{subject} has released its lease")
     if not held.live:
         late = held.now - held.expires_at
-        raise LeaseLost(f"{mine} lost its lease, which expired {late:.1f} s ago without renewal")
+        raise LeaseLost(f"{subject} lost its lease, which expired {late:.1f} s ago without renewal")

@@ -25,11 +25,11 @@ def sink_key(source_id: str, sink_id: str) -> str:
     return f"{source_id}{_SINK}{sink_id}"
 
 
-def of_source(found: dict[str, bytes], source_id: str) -> dict[str, bytes]:
+def of_source(checkpoints: dict[str, bytes], source_id: str) -> dict[str, bytes]:
     """Return the checkpoints of one source, including those of sinks that no longer exist."""
     return {
         key: value
-        for key, value in found.items()
+        for key, value in checkpoints.items()
         if key == source_id or key.startswith(f"{source_id}{_SINK}")
     }
 

@@ -61,8 +61,8 @@ class Tally:
 
     def observe(self, family: Family, value: float, **labels: str) -> None:
         """Add a value to a histogram."""
-        place = bisect.bisect_left(family.buckets, value)
-        bound = f"{family.buckets[place]:g}" if place < len(family.buckets) else "+Inf"
+        bucket = bisect.bisect_left(family.buckets, value)
+        bound = f"{family.buckets[bucket]:g}" if bucket < len(family.buckets) else "+Inf"
         self._add(family.name, _text(family, labels, le=bound), 1)
         self._add(family.name + SUM, _text(family, labels), value)
 

@@ -1,4 +1,7 @@
-"""Which pipeline has what only one may use (`config.owned`): the first that named it, until its file no longer does."""
+"""Which pipeline owns each resource that only one pipeline may use (`config.owned`).
+
+It is the first pipeline that named the resource, until its file no longer does.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +39,30 @@ class OwnerRepository:
     def claim(
         self, pipeline: str, resources: Sequence[OwnedResource], successor_of: Collection[str]
     ) -> bool:
-        """Give a pipeline exactly these resources; change nothing and return False if another one has any of them.
+        """Make a pipeline the owner of exactly these resources.
+
+        If another pipeline owns any of them, change nothing and return False.
 
         Args:
             pipeline: The pipeline.
-            resources: All that it names.
-            successor_of: Pipelines that are no longer there, and own nothing any more.
+            resources: All resources that it names.
+            successor_of: Pipelines that no longer exist, and lose what they own.
         """
         with self._database.write() as connection:
-            # Claims of two processes are one after the other: both change this value.
+            # Serializes claims of several processes: each first writes this value.
             put_value(connection, _KEY, _KEY, b"")
             others = _others(connection, pipeline)
             taken = [
-                one for name, owned in others.items() if name not in successor_of for one in owned
+                resource
+                for name, owned in others.items()
+                if name not in successor_of
+                for resource in owned
             ]
-            if any(one.is_same(other) for one in resources for other in taken):
+            if any(resource.is_same(other) for resource in resources for other in taken):
                 return False
             for name in successor_of:
                 connection.execute(delete(kv).where(kv.c.ns == f"{_PREFIX}{name}"))
-            text = orjson.dumps([one.to_fields() for one in resources])
+            text = orjson.dumps([resource.to_fields() for resource in resources])
             put_value(connection, f"{_PREFIX}{pipeline}", _KEY, text)
             return True
 
@@ -63,8 +71,8 @@ def _others(connection: Connection, pipeline: str) -> dict[str, list[OwnedResour
     query = select(kv.c.ns, kv.c.val).where(
         kv.c.ns.startswith(_PREFIX, autoescape=True), kv.c.key == _KEY
     )
-    found = {ns.removeprefix(_PREFIX): _parsed(text) for ns, text in connection.execute(query)}
-    return {name: owned for name, owned in found.items() if name != pipeline}
+    resources = {ns.removeprefix(_PREFIX): _parsed(text) for ns, text in connection.execute(query)}
+    return {name: owned for name, owned in resources.items() if name != pipeline}
 
 
 def _parsed(text: bytes) -> list[OwnedResource]:

@@ -115,8 +115,8 @@ class PipelineRepository:
             raise NotAllowed(f"pipeline {name!r}: a sink cannot be called {CHANGES!r}")
         with self._database.read() as connection:
             row = find_pipeline(connection, name)
-            known = set(read_checkpoints(connection, name))
-        if row is not None and (row.spec_hash, known) == (spec_hash, set(sinks)):
+            existing = set(read_checkpoints(connection, name))
+        if row is not None and (row.spec_hash, existing) == (spec_hash, set(sinks)):
             return row
         with self._database.write() as connection:
             if stored:
@@ -208,12 +208,12 @@ class PipelineRepository:
         self._update(name, file=file)
 
     def note_tick(self, name: str, outdated_since: float | None = None) -> None:
-        """Record that a sensor or schedule has just ticked, and since when its definitions are outdated."""
+        """Record a tick of a sensor or schedule, and since when its definitions are outdated."""
         self._update(name, ticked_at=self._database.now(), outdated_since=outdated_since)
 
     def note_source_seen(self, name: str, findings: Sequence[NotedFinding]) -> None:
         """Record that the source has just answered, and the findings about its configuration."""
-        text = json.dumps([asdict(one) for one in findings])
+        text = json.dumps([asdict(finding) for finding in findings])
         self._update(name, findings=text, source_seen_at=self._database.now())
 
     def note_launches(self, name: str, failing: Sequence[NotedFinding]) -> None:
@@ -231,7 +231,10 @@ class PipelineRepository:
     def note_source_log(
         self, name: str, seen: SourceLog, looks: Sequence[LogLook] | None = None
     ) -> None:
-        """Record what was seen of the source's log, and the looks to keep; None leaves those as they are."""
+        """Record what was seen of the source's log, and the looks to keep.
+
+        If `looks` is None, the stored looks are kept.
+        """
         with self._database.write() as connection:
             put_value(connection, _source(name), _LOG, json.dumps(asdict(seen)).encode())
             if looks is not None:
@@ -251,19 +254,19 @@ class PipelineRepository:
         return [] if text is None else [LogLook(*look) for look in json.loads(text)]
 
     def early_confirmation(self, name: str) -> EarlyConfirmation | None:
-        """Return since when and why the log is confirmed before changes are delivered; None if it is not."""
+        """Return since when and why the log is confirmed before delivery; None if it is not."""
         with self._database.read() as connection:
             return read_early(connection, name)
 
-    def note_since(self, name: str, what: str) -> None:
+    def note_since(self, name: str, condition: str) -> None:
         """Record that a condition of `state.since` begins now."""
         with self._database.write() as connection:
-            since.begin(connection, name, what)
+            since.begin(connection, name, condition)
 
-    def since(self, name: str, what: str) -> float | None:
+    def since(self, name: str, condition: str) -> float | None:
         """Return when a condition of `state.since` last began; None if that was not recorded."""
         with self._database.read() as connection:
-            return since.read_since(connection, name, what)
+            return since.read_since(connection, name, condition)
 
     def documents(self) -> list[StoredSpec]:
         """Return all stored documents, sorted by name."""
@@ -273,8 +276,8 @@ class PipelineRepository:
     def document(self, name: str) -> StoredSpec | None:
         """Return the document of one pipeline, or None if it has a file or does not exist."""
         with self._database.read() as connection:
-            found = _read_documents(connection, name)
-        return found[0] if found else None
+            documents = _read_documents(connection, name)
+        return documents[0] if documents else None
 
     def add_document(self, name: str, document: str) -> bool:
         """Store a new pipeline's document; return False if the name is taken."""
@@ -300,7 +303,7 @@ class PipelineRepository:
             return changed.rowcount == 1
 
     def remove_document(self, name: str) -> bool:
-        """Delete a document only, as when a file has the same name; return False if there is none."""
+        """Delete a document only, as when a file has its name; return False if there is none."""
         with self._database.write() as connection:
             return _remove_document(connection, name)
 
@@ -330,18 +333,18 @@ class PipelineRepository:
                     connection.execute(delete(table).where(table.c.pipeline == name))
             connection.execute(delete(pipelines).where(pipelines.c.name == name))
             for primitive in (kv, log, slot, queue):
-                own = primitive.c.ns.endswith(f"/{name}", autoescape=True)
-                connection.execute(delete(primitive).where(own))
+                in_namespace = primitive.c.ns.endswith(f"/{name}", autoescape=True)
+                connection.execute(delete(primitive).where(in_namespace))
             numbers = orjson.dumps([row.next_segment, row.next_range])
             put_value(connection, _NUMBERS, name, numbers)
             return row.uid
 
     def removed(self) -> set[str]:
-        """Return the names of the pipelines that were removed and are not there again."""
+        """Return the names of the pipelines that were removed and have not been created again."""
         with self._database.read() as connection:
             names = connection.execute(select(kv.c.key).where(kv.c.ns == _NUMBERS)).scalars().all()
-            there = connection.execute(select(pipelines.c.name)).scalars().all()
-        return {*names} - {*there}
+            existing = connection.execute(select(pipelines.c.name)).scalars().all()
+        return {*names} - {*existing}
 
     def _update(self, name: str, **values: Any) -> None:
         with self._database.write() as connection:
@@ -380,7 +383,7 @@ class PipelineWrites:
         self._update({"capture_pause": why})
 
     def set_early_confirmation(self, early: EarlyConfirmation | None) -> None:
-        """Store since when and why the log is confirmed before changes are delivered; None once it is not."""
+        """Store since when and why the log is confirmed before delivery; None once it is not."""
         write_early(self._connection, self._pipeline, early)
 
     def set_confirmed(self, position: str) -> None:
@@ -393,7 +396,7 @@ class PipelineWrites:
 
 
 def _dagster(name: str) -> str:
-    """Return the namespace of what is known of Dagster's work for a pipeline."""
+    """Return the namespace of what is recorded about Dagster's work for a pipeline."""
     return f"dagster/{name}"
 
 
@@ -504,7 +507,9 @@ def _read_documents(connection: Connection, name: str | None = None) -> list[Sto
     query = select(stored_specs.c.name, stored_specs.c.document, stored_specs.c.version)
     if name is not None:
         query = query.where(stored_specs.c.name == name)
-    return sorted((StoredSpec(*row) for row in connection.execute(query)), key=lambda one: one.name)
+    return sorted(
+        (StoredSpec(*row) for row in connection.execute(query)), key=lambda spec: spec.name
+    )
 
 
 def _check_kept(connection: Connection, name: str) -> None:

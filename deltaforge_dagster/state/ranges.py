@@ -81,8 +81,8 @@ class RangeRepository:
 
     def get(self, name: str, number: int) -> RangeRow | None:
         """Return one range, or None if it does not exist (any more)."""
-        found = self.read(name, first=number, last=number)
-        return found[0] if found else None
+        rows = self.read(name, first=number, last=number)
+        return rows[0] if rows else None
 
     def behind(self, name: str, segment: int) -> builtins.range:
         """Return the numbers of the ranges that contain segments after this one."""

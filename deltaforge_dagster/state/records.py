@@ -112,27 +112,32 @@ class NotedFinding:
 
 
 LOOK_SECONDS = 30.0
-"""For so long a look at the source's log counts."""
+"""How long the result of looking at the source's log remains valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLog:
-    """What was last seen of the source's log, from where the pipeline stands. Bytes are those of log of whatever tables.
+    """What was last seen of the source's log, relative to the pipeline's positions.
+
+    Bytes include the log of tables that are not captured.
 
     Attributes:
-        seen_at: When somebody last looked.
+        seen_at: When the log was last looked at.
         bytes: Bytes of log after the captured position; None if the source does not know.
-        growing_since: Since when each look found more of it than the one before; None if the last one did not.
-        unread: Whether it has changes that are to be captured; None if nobody looked for them.
+        growing_since: Since when each look has found more of it than the one before; None if the
+            last one did not.
+        unread: Whether it has changes that are to be captured; None if that was not checked.
         retained: Bytes of log that the server keeps because of the pipeline; None if it keeps none.
         receiving_rows: Rows so far of a transaction that is being received; 0 if none is.
         receiving_since: When its first rows came.
         unread_since: Since when, at the earliest, there has been log after the captured position; None if there is none.
         unconfirmed: Bytes of log after the confirmed position; None if that is unknown.
-        unconfirmed_since: Since when, at the earliest, there has been some.
+        unconfirmed_since: Since when, at the earliest, there has been log after the confirmed
+            position.
         limit: How many bytes the server keeps because of the pipeline at most; None if any amount.
-        room: Bytes that it still has before the captured position, where it discards its log by age.
-        kept_seconds: For how long it keeps its log there.
+        room: Bytes before the captured position that the server still has, if it discards its log
+            by age.
+        kept_seconds: For how long such a server keeps its log.
         limited_by: The server's setting for `limit` or `kept_seconds`.
         growth: Bytes per second by which `retained` grows; None if it does not.
         seconds_left: When `limit` or `kept_seconds` is reached if nothing changes, in seconds after `seen_at`; None if it
@@ -157,18 +162,18 @@ class SourceLog:
     seconds_left: float | None = None
 
     def all_read(self, now: float) -> bool:
-        """Whether somebody has just looked, and found nothing that is to be captured."""
+        """Return whether a look at the log that is still valid found nothing to capture."""
         fresh = now - self.seen_at <= LOOK_SECONDS
         return fresh and not self.receiving_rows and (self.bytes == 0 or self.unread is False)
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyConfirmation:
-    """That the source's log is confirmed up to what the journal has, before it is delivered (`confirm: auto`).
+    """Says that log is confirmed up to the journal's end, before delivery (`confirm: auto`).
 
     Attributes:
-        since: Since when.
-        why: Why, in a sentence.
+        since: Since when it is.
+        why: Why it is, in a sentence.
     """
 
     since: float
@@ -180,7 +185,7 @@ class LogLook:
     """One look at the source's log, kept for comparison with later ones.
 
     Attributes:
-        at: When somebody looked.
+        at: When the log was looked at.
         end: Where the log ended, JSON text.
         retained: Bytes of log that the server kept because of the pipeline; None if it keeps none.
     """

@@ -1,10 +1,11 @@
 """Relocated rows: rows that may have moved between chunks of a snapshot so that no chunk contains them.
 
-A row may get another key or another place after the chunk that it moves into was read, and before the
-chunk that it leaves is read. Then neither chunk contains it. This is usually harmless, because the log
-contains the row's new state. But an update may omit columns (`sources.images`), whose values would then
-be missing. `pipeline.snapshots.relocated_rows` detects rows to which this may apply. Their current keys are stored
-here until a chunk is planned that looks for them in the whole table. A snapshot is not finished before.
+A row may get another key or another physical location after the chunk that it moves into was read,
+and before the chunk that it leaves is read. Then neither chunk contains it. This is usually
+harmless, because the log contains the row's new state. But an update may omit columns
+(`sources.images`), whose values would then be missing. `pipeline.snapshots.relocated_rows` detects
+rows to which this may apply. Their current keys are stored here until a chunk is planned that looks
+for them in the whole table. A snapshot is not finished before that.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RelocatedRowWrites:
         """Store keys of rows, JSON text as in the change stream; keys already stored are kept."""
         named = {_digest(key): key for key in keys}
         query = select(relocated_rows.c.digest).where(_of(self._pipeline, snapshot, table))
-        known = set(self._connection.execute(query).scalars())
+        stored = set(self._connection.execute(query).scalars())
         rows = [
             {
                 "pipeline": self._pipeline,
@@ -77,7 +78,7 @@ class RelocatedRowWrites:
                 "key": key,
             }
             for digest, key in sorted(named.items())
-            if digest not in known
+            if digest not in stored
         ]
         if rows:
             self._connection.execute(insert(relocated_rows), rows)

@@ -97,49 +97,57 @@ class TableHistory:
 
     def version(self, number: int) -> SchemaVersion | None:
         """Return the version with this number, or None."""
-        return next((one for one in self.versions if one.stamp.version == number), None)
+        return next((version for version in self.versions if version.stamp.version == number), None)
 
     def at_sequence(self, sequence: int) -> SchemaVersion | None:
         """Return the newest version with a sequence of at most `sequence`, or None."""
         return max(
-            (one for one in self.versions if one.stamp.sequence <= sequence),
-            key=lambda one: one.stamp.sequence,
+            (version for version in self.versions if version.stamp.sequence <= sequence),
+            key=lambda version: version.stamp.sequence,
             default=None,
         )
 
     def at_position(self, position: Position) -> SchemaVersion | None:
         """Return the version in force at a position of the log, or None before the first one."""
         sequence = None
-        for begin, one in self.in_force:
+        for begin, candidate in self.in_force:
             begins: Position = parse_position(begin)
             if begins <= position:
-                sequence = one
-        return next((one for one in self.versions if one.stamp.sequence == sequence), None)
+                sequence = candidate
+        return next(
+            (version for version in self.versions if version.stamp.sequence == sequence), None
+        )
 
     def names_now(self, identities: Collection[str]) -> list[str]:
-        """Return what columns that are identified like this are called now, without those that are no more."""
-        now = self.newest.columns.identities
-        return [name for name, identity in now.items() if identity in identities]
+        """Return the current names of the columns with these identities; without dropped ones."""
+        current = self.newest.columns.identities
+        return [name for name, identity in current.items() if identity in identities]
 
     def until(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
-        """Return all versions that the table has had up to the last time that a version was in force."""
+        """Return all versions that the table has had until `version` was last in force."""
         passed = [sequence for _, sequence in self.in_force]
         own = version.stamp.sequence
         if own in passed:
             passed = passed[: len(passed) - passed[::-1].index(own)]
         return [
-            one
-            for one in self.versions
-            if one.stamp.sequence <= own or one.stamp.sequence in passed
+            candidate
+            for candidate in self.versions
+            if candidate.stamp.sequence <= own or candidate.stamp.sequence in passed
         ]
 
     def passed(self, version: SchemaVersion) -> Sequence[SchemaVersion]:
-        """Return the versions of `until` in the order in which they came into force, each as often as it did; `version` is last."""
+        """Return the versions of `until` in the order in which they came into force.
+
+        A version that came into force several times is repeated; `version` is last.
+        """
         return [passed for _, passed in self.passage(version)]
 
     def passage(self, version: SchemaVersion) -> Sequence[tuple[str | None, SchemaVersion]]:
-        """Return the versions of `passed`, each with where it came into force (JSON text); None if only a snapshot has met it."""
-        by_sequence = {one.stamp.sequence: one for one in self.until(version)}
+        """Return the versions of `passed`, each with the position at which it came into force.
+
+        The position is JSON text; None if only a snapshot has read rows of the version.
+        """
+        by_sequence = {candidate.stamp.sequence: candidate for candidate in self.until(version)}
         own = version.stamp.sequence
         order: list[tuple[str | None, int]] = [
             (begin, sequence) for begin, sequence in self.in_force if sequence in by_sequence
@@ -148,10 +156,14 @@ class TableHistory:
         if own in sequences:
             order = order[: len(order) - sequences[::-1].index(own)]
         else:
-            order = [*(one for one in order if one[1] < own), (None, own)]
+            order = [*(pair for pair in order if pair[1] < own), (None, own)]
         in_order = {sequence for _, sequence in order}
         return [
-            *((None, one) for sequence, one in by_sequence.items() if sequence not in in_order),
+            *(
+                (None, candidate)
+                for sequence, candidate in by_sequence.items()
+                if sequence not in in_order
+            ),
             *((begin, by_sequence[sequence]) for begin, sequence in order),
         ]
 
@@ -162,7 +174,16 @@ class TableHistory:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Where each version of a table was in force, which versions wait for approval, and what was done to the columns."""
+    """What is stored about a table besides its versions; see the module's docstring.
+
+    Attributes:
+        in_force: Position (JSON text) and sequence of each version that came into force, in log
+            order.
+        pending: Sequences of the versions that wait for approval.
+        altered: Position (JSON text) and `ColumnChanges` (JSON text) of each statement that altered
+            columns.
+        renamed: By sequence, the former name of each renamed column, as earlier releases stored it.
+    """
 
     in_force: tuple[tuple[str, int], ...] = ()
     pending: frozenset[int] = frozenset()
@@ -176,7 +197,7 @@ class Marker:
         one. Adding the same entry again, after a run died, has no other effect.
         """
         at: Position = parse_position(position)
-        notes = [one for one in self.in_force if not at < parse_position(one[0])]
+        notes = [note for note in self.in_force if not at < parse_position(note[0])]
         again = (position, sequence)
         if again in notes:
             del notes[notes.index(again) + 1 :]
@@ -185,21 +206,24 @@ class Marker:
         return replace(self, in_force=tuple(notes))
 
     def with_altered(self, position: str, changes: ColumnChanges) -> Marker:
-        """Return the marker with what a statement at a position has done; what is there of later ones is read again."""
+        """Return the marker with what a statement at a position has done to the columns.
+
+        Statements at this position or later are dropped, because the log is being read again.
+        """
         at: Position = parse_position(position)
-        kept = [one for one in self.altered if parse_position(one[0]) < at]
+        kept = [alteration for alteration in self.altered if parse_position(alteration[0]) < at]
         return replace(self, altered=(*kept, (position, changes.to_json())))
 
     def changes_until(self, position: str) -> ColumnChanges:
-        """Return what was done to the columns since the version in force there (`reached`) came into force."""
+        """Return the column changes between the start of the version in force and a position."""
         until: Position = parse_position(position)
         begins = [parse_position(begin) for begin, _ in self.in_force]
-        found = ColumnChanges()
-        for place, text in self.altered:
-            at = parse_position(place)
+        changes = ColumnChanges()
+        for altered_at, text in self.altered:
+            at = parse_position(altered_at)
             if at <= until and not any(at <= begin <= until for begin in begins):
-                found = found.then(ColumnChanges.from_json(text))
-        return found
+                changes = changes.then(ColumnChanges.from_json(text))
+        return changes
 
     def in_force_until(self, position: str) -> list[int]:
         """Return the sequences of the versions that came into force up to a position, in their order."""
@@ -224,15 +248,15 @@ class SchemaRepository:
     def stamp(
         self, name: str, tenant: str, table: TableSchema, position: Position
     ) -> SchemaStamp | None:
-        """Return the stamp that a table version has at a position, or None if it was never registered."""
+        """Return the stamp of a table version at a position, or None if it was never registered."""
         namespace, key = registry(name), table_key(tenant, table)
         with self._database.read() as connection:
             history = _history(connection, namespace, key)
         if history is None:
             return None
-        there = history.at_position(position)
-        same = [one for one in history.versions if one.table == table]
-        return there.stamp if there in same else same[0].stamp if same else None
+        in_force = history.at_position(position)
+        same = [version for version in history.versions if version.table == table]
+        return in_force.stamp if in_force in same else same[0].stamp if same else None
 
     def versions(self, name: str) -> list[list[TableSchema]]:
         """Return every version of every table that the pipeline has captured, oldest first."""
@@ -265,13 +289,13 @@ class SchemaRepository:
             last = last_log_entry(connection, registry(name))
             if last is None or _sequence(last) <= shown:
                 return []
-            found = [
+            unpublished = [
                 (history, version)
                 for history in _histories(connection, name)
                 for version in history.versions
                 if version.stamp.sequence > shown
             ]
-            return sorted(found, key=lambda one: one[1].stamp.sequence)
+            return sorted(unpublished, key=lambda pair: pair[1].stamp.sequence)
 
     def mark_published(self, name: str, version: SchemaVersion) -> None:
         """Record that a version, and every one before it, is published in Dagster."""
@@ -281,7 +305,7 @@ class SchemaRepository:
 
 
 class SchemaWrites:
-    """Registers the table versions that a lease holder meets: `FencedWriter.schemas`."""
+    """Registers the table versions that a lease holder reads: `FencedWriter.schemas`."""
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
         self._connection = connection
@@ -308,28 +332,28 @@ class SchemaWrites:
         """
         namespace, key = registry(self._pipeline), table_key(tenant, table)
         history = _history(self._connection, namespace, key)
-        known = () if history is None else history.versions
-        marker = _marker(self._connection, namespace, key) or _first_marker(known)
-        columns, had = self._columns(table, known, marker, position_json)
-        same = [one for one in known if one.table == table]
-        stamp = next((one.stamp for one in same if columns.are(one.columns, had)), None)
+        versions = () if history is None else history.versions
+        marker = _marker(self._connection, namespace, key) or _first_marker(versions)
+        columns, had = self._columns(table, versions, marker, position_json)
+        same = [version for version in versions if version.table == table]
+        stamp = next((version.stamp for version in same if columns.are(version.columns, had)), None)
         is_new = stamp is None
         if stamp is None:
             last = last_log_entry(self._connection, namespace)
             sequence = 1 if last is None else _sequence(last) + 1
             registered = columns.registered(table, sequence)
-            # The form of an earlier version with other columns is another version.
+            # Versions that look alike but stand for other columns need different fingerprints.
             salt = registered.identities if same else None
-            stamp = SchemaStamp(fingerprint(table, salt), len(known) + 1, sequence)
-            entry = _entry(table, stamp, position_json) | {
+            stamp = SchemaStamp(fingerprint(table, salt), len(versions) + 1, sequence)
+            record = _entry(table, stamp, position_json) | {
                 "registered_at": self._connection.execute(select(clock())).scalar_one(),
                 "columns": registered.to_fields(),
             }
-            append_to_log(self._connection, namespace, key, orjson.dumps(entry))
+            append_to_log(self._connection, namespace, key, orjson.dumps(record))
         changed = marker
         if streamed or not marker.in_force:
             changed = changed.reached(position_json, stamp.sequence)
-        if pause and is_new and known:
+        if pause and is_new and versions:
             changed = changed.waiting_for(stamp.sequence)
         if changed != marker or is_new:
             _write_marker(self._connection, namespace, key, changed)
@@ -338,7 +362,9 @@ class SchemaWrites:
     def alter(
         self, tenant: str, table: TableSchema, changes: ColumnChanges, position_json: str
     ) -> None:
-        """Record what a statement of the log does to the columns of a table, for the version that is registered next.
+        """Record what a statement in the log does to the columns of a table.
+
+        The version that is registered next gets its columns by this.
 
         Args:
             tenant: The pipeline's tenant.
@@ -355,14 +381,21 @@ class SchemaWrites:
 
     @staticmethod
     def _columns(
-        table: TableSchema, known: Sequence[SchemaVersion], marker: Marker, position: str
+        table: TableSchema, versions: Sequence[SchemaVersion], marker: Marker, position: str
     ) -> tuple[KnownColumns, Collection[str]]:
-        """Return what is known of the columns of a version, and the identities that the table has had up to a position."""
-        by_sequence = {one.stamp.sequence: one.columns for one in known}
-        passed = [by_sequence[one] for one in marker.in_force_until(position) if one in by_sequence]
-        before = passed[-1] if passed else known[0].columns if known else None
+        """Return what is known of a version's columns, and all identities that the table has had.
+
+        Both are as of a position of the log, JSON text.
+        """
+        by_sequence = {version.stamp.sequence: version.columns for version in versions}
+        passed = [
+            by_sequence[sequence]
+            for sequence in marker.in_force_until(position)
+            if sequence in by_sequence
+        ]
+        before = passed[-1] if passed else versions[0].columns if versions else None
         changes = marker.changes_until(position)
-        had = {identity for one in passed for identity in one.identities.values()}
+        had = {identity for columns in passed for identity in columns.identities.values()}
         return known_columns(table, before, by_sequence.values(), changes), had
 
 
@@ -375,8 +408,8 @@ def fingerprint(table: TableSchema, identities: Mapping[str, str] | None = None)
 
     Args:
         table: The version.
-        identities: What identifies its columns, by name, if it looks like an earlier version that had other columns: the object
-            of these is then hashed as well.
+        identities: Identities of its columns, by name, if it looks like an earlier version that had
+            other columns; they are then hashed as well, as a JSON object.
     """
     salt = b"" if identities is None else orjson.dumps(identities)
     return "sha256:" + hashlib.sha256(_definition(table) + salt).hexdigest()
@@ -422,11 +455,11 @@ def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
 
 def _histories(connection: Connection, pipeline: str) -> list[TableHistory]:
     namespace = registry(pipeline)
-    found: dict[str, list[LogEntry]] = {}
-    for entry in log_entries(connection, namespace):
-        found.setdefault(entry.key, []).append(entry)
+    by_key: dict[str, list[LogEntry]] = {}
+    for record in log_entries(connection, namespace):
+        by_key.setdefault(record.key, []).append(record)
     kept = _markers(connection, namespace)
-    return [_history_of(entries, kept.get(key)) for key, entries in found.items()]
+    return [_history_of(entries, kept.get(key)) for key, entries in by_key.items()]
 
 
 def _history(connection: Connection, namespace: str, key: str) -> TableHistory | None:
@@ -436,18 +469,21 @@ def _history(connection: Connection, namespace: str, key: str) -> TableHistory |
 
 
 def _history_of(entries: Sequence[LogEntry], marker: Marker | None) -> TableHistory:
-    versions = [_version(one) for one in entries]
+    versions = [_version(record) for record in entries]
     marker = marker or _first_marker(versions)
     return TableHistory(_identified(versions, marker), marker.in_force, marker.pending)
 
 
 def _identified(versions: Sequence[SchemaVersion], marker: Marker) -> tuple[SchemaVersion, ...]:
-    """Return versions with the columns of those that were registered when entries had none: by name, and by what was renamed."""
-    if all(one.columns.identities for one in versions):
+    """Return versions with the columns of entries that earlier releases registered without columns.
+
+    These columns are derived from names, and from the renames in the marker.
+    """
+    if all(version.columns.identities for version in versions):
         return tuple(versions)
-    by_sequence = {one.stamp.sequence: one for one in versions}
+    by_sequence = {version.stamp.sequence: version for version in versions}
     before: VersionColumns | None = None
-    for sequence in (*(one for _, one in marker.in_force), *sorted(by_sequence)):
+    for sequence in (*(sequence for _, sequence in marker.in_force), *sorted(by_sequence)):
         version = by_sequence.get(sequence)
         if version is None:
             continue
@@ -457,7 +493,7 @@ def _identified(versions: Sequence[SchemaVersion], marker: Marker) -> tuple[Sche
             columns_now = columns.registered(version.table, sequence)
             version = by_sequence[sequence] = replace(version, columns=columns_now)
         before = version.columns
-    return tuple(by_sequence[one.stamp.sequence] for one in versions)
+    return tuple(by_sequence[version.stamp.sequence] for version in versions)
 
 
 def _shown(pipeline: str) -> str:
@@ -469,11 +505,11 @@ def _name_of(connection: Connection, namespace: str, key: str) -> str:
     return _version(log_entries(connection, namespace, key)[0]).table.full_name
 
 
-def _first_marker(known: Sequence[SchemaVersion]) -> Marker:
+def _first_marker(versions: Sequence[SchemaVersion]) -> Marker:
     """Return the marker of a table without a stored one: each version replaced the previous one."""
     marker = Marker()
-    for one in known:
-        marker = marker.reached(one.position, one.stamp.sequence)
+    for version in versions:
+        marker = marker.reached(version.position, version.stamp.sequence)
     return marker
 
 
@@ -488,21 +524,23 @@ def _entry(table: TableSchema, stamp: SchemaStamp, position: str) -> dict[str, A
     }
 
 
-def _version(entry: LogEntry) -> SchemaVersion:
-    fields = orjson.loads(entry.value)
-    of = fields["schema"]
+def _version(record: LogEntry) -> SchemaVersion:
+    fields = orjson.loads(record.value)
+    schema = fields["schema"]
     columns = tuple(
         Column(
-            one["name"],
-            one["data_type"],
-            one.get("type_oid"),
-            one["nullable"],
-            one["ordinal_position"],
+            column["name"],
+            column["data_type"],
+            column.get("type_oid"),
+            column["nullable"],
+            column["ordinal_position"],
         )
-        for one in of["columns"]
+        for column in schema["columns"]
     )
     return SchemaVersion(
-        TableSchema(of["db"], of["schema"], of["table"], columns, tuple(of["primary_key"])),
+        TableSchema(
+            schema["db"], schema["schema"], schema["table"], columns, tuple(schema["primary_key"])
+        ),
         SchemaStamp(fields["hash"], fields["version"], fields["sequence"]),
         fields["registered_at"],
         json.dumps(fields["checkpoint"]),
@@ -510,8 +548,8 @@ def _version(entry: LogEntry) -> SchemaVersion:
     )
 
 
-def _sequence(entry: LogEntry) -> int:
-    return int(orjson.loads(entry.value)["sequence"])
+def _sequence(record: LogEntry) -> int:
+    return int(orjson.loads(record.value)["sequence"])
 
 
 def _definition(table: TableSchema) -> bytes:
@@ -549,13 +587,13 @@ def _write_marker(connection: Connection, namespace: str, key: str, marker: Mark
     if marker.altered:
         fields["altered"] = marker.altered
     if marker.renamed:
-        fields["renamed"] = {str(sequence): one for sequence, one in marker.renamed.items()}
+        fields["renamed"] = {str(sequence): names for sequence, names in marker.renamed.items()}
     put_value(connection, namespace, key, orjson.dumps(fields))
 
 
 def _parse_marker(value: bytes) -> Marker:
     fields = orjson.loads(value)
     notes = tuple((position, sequence) for position, sequence in fields["in_force"])
-    renamed = {int(sequence): one for sequence, one in fields.get("renamed", {}).items()}
+    renamed = {int(sequence): names for sequence, names in fields.get("renamed", {}).items()}
     altered = tuple((position, changes) for position, changes in fields.get("altered", ()))
     return Marker(notes, frozenset(fields["pending"]), altered, renamed)

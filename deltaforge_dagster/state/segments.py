@@ -29,7 +29,7 @@ from deltaforge_dagster.state.records import (
 from deltaforge_dagster.tables import Contained, contained
 
 _SAMPLE = 50
-"""How many segments are added up where about the size of all is enough."""
+"""How many segments `about_bytes` adds up."""
 
 
 class SegmentRepository:
@@ -53,8 +53,8 @@ class SegmentRepository:
 
     def get(self, name: str, number: int) -> SegmentRow | None:
         """Return one segment, or None if it does not exist (any more)."""
-        found = self.read(name, first=number, last=number)
-        return found[0] if found else None
+        rows = self.read(name, first=number, last=number)
+        return rows[0] if rows else None
 
     def processed_counts(self, name: str, *, first: int, last: int) -> dict[str, Counter[str]]:
         """Return the processors' counts over segments; empty if one of them may still be processed."""
@@ -74,7 +74,9 @@ class SegmentRepository:
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash).where(*where).distinct()
         with self._database.read() as connection:
-            return {one for (one,) in connection.execute(query) if one is not None}
+            return {
+                chain_hash for (chain_hash,) in connection.execute(query) if chain_hash is not None
+            }
 
     def total_bytes(self, name: str, *, after: int = 0) -> int:
         """Return the size of the segments with a number above `after`, by default of all."""
@@ -86,14 +88,16 @@ class SegmentRepository:
             return int(connection.execute(query).scalar() or 0)
 
     def about_bytes(self, name: str, *, after: int, last: int) -> int:
-        """Return about what size segments have: a tick may ask, so that only the last ones are added up.
+        """Return the approximate size of segments, extrapolated from the last `_SAMPLE` of them.
+
+        It is cheap enough for every tick.
 
         Args:
             name: The pipeline.
-            after: Those with a higher number.
+            after: The segments with a higher number count.
             last: The number of the last segment.
         """
-        # A range of numbers, rather than a limit: PostgreSQL may read all rows and sort them for one
+        # A range of numbers rather than a LIMIT, for which PostgreSQL may read and sort all rows.
         with self._database.read() as connection:
             total, count = connection.execute(
                 select(
@@ -253,26 +257,26 @@ class SegmentWrites:
 
         The segment's tally in `tallies` is counted together with it.
         """
-        for one in processed:
+        for output in processed:
             noted = self._connection.execute(
                 update(segments)
                 .where(
                     segments.c.pipeline == self._pipeline,
-                    segments.c.segment == one.segment,
+                    segments.c.segment == output.segment,
                     segments.c.chain_hash.is_(None),
                 )
                 .values(
-                    chain_hash=one.chain_hash,
-                    processed_path=one.path,
-                    processed_checksum=one.checksum,
-                    processed_content_hash=one.content_hash,
-                    processed_rows=one.rows,
-                    processed_bytes=one.bytes,
-                    processed_counts={name: dict(counts) for name, counts in one.counts.items()},
+                    chain_hash=output.chain_hash,
+                    processed_path=output.path,
+                    processed_checksum=output.checksum,
+                    processed_content_hash=output.content_hash,
+                    processed_rows=output.rows,
+                    processed_bytes=output.bytes,
+                    processed_counts={name: dict(counts) for name, counts in output.counts.items()},
                 )
             )
             if noted.rowcount and tallies is not None:
-                metrics.count(self._connection, self._pipeline, tallies.get(one.segment))
+                metrics.count(self._connection, self._pipeline, tallies.get(output.segment))
 
     def _is_stored(self, segment: NewSegment, number: int) -> bool:
         query = select(segments.c.segment).where(

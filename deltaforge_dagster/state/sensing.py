@@ -82,13 +82,13 @@ class SensingRepository:
 
     def tables(self, name: str) -> dict[str, bytes]:
         """Return what sensing knows of a pipeline's tables, by full name."""
-        found = Kv(self._database, _namespace(name)).items(_TABLE)
-        return {key.removeprefix(_TABLE): value for key, value in found.items()}
+        stored = Kv(self._database, _namespace(name)).items(_TABLE)
+        return {key.removeprefix(_TABLE): value for key, value in stored.items()}
 
     def facts(self, name: str) -> dict[str, int | str]:
         """Return the metadata for Dagster about a pipeline's tables, by name."""
-        found = Kv(self._database, _namespace(name)).items(_FACTS)
-        return {key: fact for value in found.values() for key, fact in orjson.loads(value).items()}
+        stored = Kv(self._database, _namespace(name)).items(_FACTS)
+        return {key: fact for value in stored.values() for key, fact in orjson.loads(value).items()}
 
     def evolutions(self, name: str, subject: str | None = None) -> list[LogEntry]:
         """Return the changes of one sensed schema, or of all of a pipeline's, oldest first."""
@@ -135,5 +135,5 @@ def _progress(connection: Connection, pipeline: str) -> Progress | None:
     return None if value is None else Progress(**orjson.loads(value))
 
 
-def _put(connection: Connection, pipeline: str, now: Progress) -> None:
-    put_value(connection, _namespace(pipeline), _PROGRESS, orjson.dumps(asdict(now)))
+def _put(connection: Connection, pipeline: str, progress: Progress) -> None:
+    put_value(connection, _namespace(pipeline), _PROGRESS, orjson.dumps(asdict(progress)))

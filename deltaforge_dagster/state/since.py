@@ -14,9 +14,9 @@ from deltaforge_dagster.state.database.tables import kv
 FILE_BROKEN = "file broken"
 CAPTURE_PAUSED = "capture paused"
 WATCHED = "watched"
-"""Not a condition: when Dagster was last seen to be at work."""
+"""Not a condition: when Dagster was last seen working."""
 RETENTION = "retention"
-"""From when on retention is awaited: it last ended then, or Dagster was last started."""
+"""Since when the retention job is awaited: its last end, or the last start of Dagster."""
 
 
 def notice_of(sink: str) -> str:
@@ -24,14 +24,14 @@ def notice_of(sink: str) -> str:
     return f"notice/{sink}"
 
 
-def begin(connection: Connection, pipeline: str, what: str) -> None:
+def begin(connection: Connection, pipeline: str, condition: str) -> None:
     """Record that a condition begins now."""
-    put_value(connection, _namespace(pipeline), what, b"")
+    put_value(connection, _namespace(pipeline), condition, b"")
 
 
-def read_since(connection: Connection, pipeline: str, what: str) -> float | None:
+def read_since(connection: Connection, pipeline: str, condition: str) -> float | None:
     """Return when a condition last began; None if that was not recorded."""
-    query = select(kv.c.updated_at).where(kv.c.ns == _namespace(pipeline), kv.c.key == what)
+    query = select(kv.c.updated_at).where(kv.c.ns == _namespace(pipeline), kv.c.key == condition)
     since: float | None = connection.execute(query).scalar()
     return since
 

@@ -73,7 +73,7 @@ class SnapshotRepository:
         cause: str,
         sinks: Sequence[str] = (),
     ) -> SnapshotRow:
-        """Request a snapshot of these tables for these sinks; by default of all tables, for all sinks.
+        """Request a snapshot of these tables for these sinks, by default of all for all.
 
         A snapshot of all rows also satisfies the `snapshot_due` of its sinks.
 
@@ -167,7 +167,7 @@ class SnapshotRepository:
             )
             if begun.rowcount == 0:
                 return False
-            rows = [_planned(name, snapshot, one) for one in planned]
+            rows = [_planned(name, snapshot, chunk) for chunk in planned]
             if rows:
                 connection.execute(insert(chunks), rows)
             _finish(connection, name, snapshot)
@@ -192,18 +192,18 @@ class SnapshotRepository:
     ) -> None:
         """Add a chunk that looks for relocated rows of a table, unless it already exists."""
         with self._database.write() as connection:
-            known = select(chunks.c.number).where(_chunk(name, snapshot, chunk))
+            existing = select(chunks.c.number).where(_chunk(name, snapshot, chunk))
             reading = select(snapshots.c.snapshot).where(
                 _this(name, snapshot), snapshots.c.state == "reading"
             )
-            if connection.execute(known).first() or not connection.execute(reading).first():
+            if connection.execute(existing).first() or not connection.execute(reading).first():
                 return
             relocated_rows.drop(connection, name, snapshot, chunk.table_name, keys)
             row = _planned(name, snapshot, chunk) | {"attempts": attempts}
             connection.execute(insert(chunks), [row])
 
     def reopen(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
-        """Make `spliced` chunks of a snapshot, given by table and number, due to be read again."""
+        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
         with self._database.write() as connection:
             reopened = 0
             for table_name, number in names:
@@ -314,7 +314,7 @@ def insert_snapshot(
     sinks: Sequence[str],
     since: int,
 ) -> None:
-    """Request a snapshot, unless one is unfinished, which the caller has made sure of; see `SnapshotRow`."""
+    """Request a snapshot (see `SnapshotRow`); the caller ensures that none is unfinished."""
     last = connection.execute(
         select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
     ).scalar()
@@ -335,7 +335,7 @@ def insert_snapshot(
 
 
 def request_for_all(connection: Connection, pipeline: str, cause: str) -> None:
-    """Request a snapshot of all rows for all sinks; the caller has made sure that none is unfinished."""
+    """Request a snapshot of all rows for all sinks; the caller ensures that none is unfinished."""
     since = _since(connection, pipeline, (), whole=True)
     insert_snapshot(connection, pipeline, tables=(), cause=cause, sinks=(), since=since)
 
@@ -349,7 +349,7 @@ def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collectio
 
 
 def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
-    """Have chunks read again that not all sinks have, because the journal's files are lost.
+    """Let the chunks that not all sinks have be read again, because the journal's files are lost.
 
     `delivered` is the last segment that every attached sink has.
     """
@@ -377,7 +377,7 @@ def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Delete all snapshots of a pipeline, and what tables were to be loaded again with them."""
+    """Delete all snapshots of a pipeline, and the resyncs of tables that they were to load."""
     for table in (snapshots, chunks, relocated_table, lake_resyncs):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
@@ -387,19 +387,21 @@ def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole
 
     If the snapshot covers all rows (`whole`), clear `snapshot_due` of these sinks.
     """
-    known = read_checkpoints(connection, pipeline)
-    unknown = sorted(set(sinks) - set(known))
+    by_sink = read_checkpoints(connection, pipeline)
+    unknown = sorted(set(sinks) - set(by_sink))
     if unknown:
-        names = ", ".join(known) or "none"
+        names = ", ".join(by_sink) or "none"
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {unknown[0]!r} (there is: {names})")
-    due = [row.sink for row in known.values() if row.snapshot_due and row.sink in (sinks or known)]
+    due = [
+        row.sink for row in by_sink.values() if row.snapshot_due and row.sink in (sinks or by_sink)
+    ]
     if whole:
         connection.execute(
             update(checkpoints)
             .where(checkpoints.c.pipeline == pipeline, checkpoints.c.sink.in_(due))
             .values(snapshot_due=False)
         )
-    return max((known[sink].first_segment for sink in (*sinks, *due)), default=0)
+    return max((by_sink[sink].first_segment for sink in (*sinks, *due)), default=0)
 
 
 def _address(connection: Connection, pipeline: str, snapshot: int, segment: int | None) -> None:

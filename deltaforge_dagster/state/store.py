@@ -61,7 +61,7 @@ class StateStore:
         snapshots: Snapshots and their chunks.
         relocated_rows: Rows that may be in no chunk of a snapshot.
         schemas: The versions of tables.
-        gaps: Tables of which the source's log lacks a part.
+        gaps: Tables with changes that the source's log lacks.
         definitions: Table definitions by position, for sources whose log lacks them.
         sensing: The results of schema sensing.
         metrics: Stored metrics.

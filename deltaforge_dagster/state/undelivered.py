@@ -54,49 +54,54 @@ class UndeliveredWrites:
             ordinal: The last row of this segment that the checkpoint has passed.
             complete: Whether the checkpoint has passed the whole segment.
         """
-        ours = (undelivered.c.pipeline == self._pipeline) & (undelivered.c.sink == sink)
+        of_sink = (undelivered.c.pipeline == self._pipeline) & (undelivered.c.sink == sink)
         kept = (
             {} if complete else _of_segment(self._connection, self._pipeline, segment).get(sink, {})
         )
         last = segment if complete else segment - 1
-        self._connection.execute(delete(undelivered).where(ours, undelivered.c.segment > last))
+        self._connection.execute(delete(undelivered).where(of_sink, undelivered.c.segment > last))
         for fate, runs in kept.items():
-            passed = [one for run in runs for one in run if one <= ordinal]
-            note(self._connection, self._pipeline, fate, [(sink, segment, one) for one in passed])
+            passed = [number for run in runs for number in run if number <= ordinal]
+            note(
+                self._connection,
+                self._pipeline,
+                fate,
+                [(sink, segment, number) for number in passed],
+            )
 
 
 def note(
     connection: Connection, pipeline: str, fate: Fate, places: Iterable[tuple[str, int, int]]
 ) -> None:
     """Record the fate of changes, given as (sink, segment, ordinal), whose segments still exist."""
-    found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    grouped: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for sink, segment, ordinal in places:
-        found[sink, segment].append(ordinal)
-    wanted = sorted({segment for _, segment in found})
+        grouped[sink, segment].append(ordinal)
+    wanted = sorted({segment for _, segment in grouped})
     for start in range(0, len(wanted), _AT_ONCE):
-        some = wanted[start : start + _AT_ONCE]
+        portion = wanted[start : start + _AT_ONCE]
         kept = set(
             connection.execute(
                 select(segments.c.segment).where(
-                    segments.c.pipeline == pipeline, segments.c.segment.in_(some)
+                    segments.c.pipeline == pipeline, segments.c.segment.in_(portion)
                 )
             ).scalars()
         )
         query = select(undelivered.c.sink, undelivered.c.segment, undelivered.c.ordinals).where(
             undelivered.c.pipeline == pipeline,
             undelivered.c.fate == fate,
-            undelivered.c.segment.in_(some),
+            undelivered.c.segment.in_(portion),
         )
-        known = {(sink, segment): runs for sink, segment, runs in connection.execute(query)}
+        stored = {(sink, segment): runs for sink, segment, runs in connection.execute(query)}
         rows = [
             {
                 "pipeline": pipeline,
                 "sink": sink,
                 "segment": segment,
                 "fate": fate,
-                "ordinals": _joined(known.get((sink, segment), []), ordinals),
+                "ordinals": _joined(stored.get((sink, segment), []), ordinals),
             }
-            for (sink, segment), ordinals in found.items()
+            for (sink, segment), ordinals in grouped.items()
             if segment in kept
         ]
         if rows:
@@ -116,16 +121,16 @@ def _of_segment(
     query = select(undelivered.c.sink, undelivered.c.fate, undelivered.c.ordinals).where(
         undelivered.c.pipeline == pipeline, undelivered.c.segment == segment
     )
-    found: defaultdict[str, dict[Fate, list[range]]] = defaultdict(dict)
+    fates: defaultdict[str, dict[Fate, list[range]]] = defaultdict(dict)
     for sink, fate, runs in connection.execute(query):
-        found[sink][fate] = [range(first, last + 1) for first, last in runs]
-    return found
+        fates[sink][fate] = [range(first, last + 1) for first, last in runs]
+    return fates
 
 
 def _joined(runs: Iterable[list[int]], more: Iterable[int]) -> list[list[int]]:
     """Add ordinals to runs, given as [first, last]; return the merged runs in order."""
     joined: list[list[int]] = []
-    for first, last in sorted([*runs, *([one, one] for one in more)]):
+    for first, last in sorted([*runs, *([ordinal, ordinal] for ordinal in more)]):
         if joined and first <= joined[-1][1] + 1:
             joined[-1][1] = max(joined[-1][1], last)
         else:

@@ -21,7 +21,7 @@ Level = Literal["warning", "error"]
 
 
 def saturation(depth: DeadLetterDepth, max_entries: int) -> tuple[Level, str] | None:
-    """Return the severity of how full a queue is, and a sentence; None if there is enough room."""
+    """Return the severity of a queue's fill level and a sentence; None if there is enough room."""
     share = depth.entries / max_entries
     if share < _WARNING:
         return None

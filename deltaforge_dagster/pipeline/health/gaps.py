@@ -1,7 +1,9 @@
-"""What sinks lack because the source's log lacks a part of a table's changes (`state.gaps`), and what gives it to them.
+"""Which sinks lack rows because the source's log lacks changes (`state.gaps`), and the remedy.
 
-A table of a sink is loaded again (`deltaforge resync`), because it may have rows that are gone. Other sinks get the rows that
-there are, by a snapshot of the table. A gap is over for a sink once a snapshot that does this is in the journal.
+A sink that writes tables needs the table to be loaded again (`deltaforge resync`), because it may
+contain rows that no longer exist. For other sinks, and for a table that the log got only later, a
+snapshot of the table delivers the rows that exist. A gap is over for a sink once such a snapshot is
+in the journal.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ class Lack:
     """Sinks that lack a table's rows.
 
     Attributes:
-        gap: Why.
+        gap: Why they lack them.
         text: What is missing, and where.
-        remedy: The commands that give it to them; empty if that is under way.
+        remedy: The commands that deliver what is missing; empty if that is under way, or if an
+            earlier `Lack` has the commands.
     """
 
     gap: Gap
@@ -42,20 +45,23 @@ def sinks_that_lack(
 ) -> Iterator[Lack]:
     """Yield what sinks lack of tables with gaps.
 
-    Only the first one has a remedy, for all tables: of several snapshots each would have to wait for the one before.
+    Only the first `Lack` has a remedy, which covers all tables: with one snapshot per table, each
+    would have to wait for the one before.
     """
     name = spec.metadata.name
     snapshots = store.snapshots.read(name)
-    begun = {(one.sink, one.table_name) for one in store.lake_commits.resyncs(name)}
-    keeping = {one.config.id for one in spec.spec.sinks if isinstance(one.config, TableSinkConfig)}
+    begun = {(resync.sink, resync.table_name) for resync in store.lake_commits.resyncs(name)}
+    keeping = {
+        block.config.id for block in spec.spec.sinks if isinstance(block.config, TableSinkConfig)
+    }
     lacking: list[tuple[Gap, list[str]]] = []
     resyncs: dict[str, list[str]] = {}
     reads: tuple[list[str], set[str]] = ([], set())
     for gap in gaps:
-        sinks = [one for one, row in checkpoints.items() if row.attached]
+        sinks = [sink for sink, row in checkpoints.items() if row.attached]
         if gap.whole:
-            sinks = [one for one in sinks if one in keeping]
-        sinks = [one for one in sinks if not _loaded(gap, one, snapshots, ("spliced",), keeping)]
+            sinks = [sink for sink in sinks if sink in keeping]
+        sinks = [sink for sink in sinks if not _loaded(gap, sink, snapshots, ("spliced",), keeping)]
         if not sinks:
             continue
         lacking.append((gap, sinks))
@@ -74,8 +80,8 @@ def sinks_that_lack(
     ]
     if reads[0]:
         # First: a resync waits for a snapshot, which otherwise could not be requested.
-        which = f"--tables {','.join(reads[0])} --sinks {','.join(sorted(reads[1]))}"
-        remedy.insert(0, f"deltaforge snapshot start {name} {which}")
+        options = f"--tables {','.join(reads[0])} --sinks {','.join(sorted(reads[1]))}"
+        remedy.insert(0, f"deltaforge snapshot start {name} {options}")
     for number, (gap, sinks) in enumerate(lacking):
         text = f"{_what(gap)}; this concerns {', '.join(sinks)}"
         text += f" (if nobody needs them there: deltaforge acknowledge {name} --tables {gap.table})"
@@ -92,13 +98,13 @@ def _loaded(
     """Return whether a snapshot in one of these states gives a sink the rows of a table."""
     replaces = sink in keeping and gap.cause != "new"
     return any(
-        one.state in states
-        and one.created_at >= gap.until
-        and one.condition is None
-        and (not one.tables or gap.table in one.tables)
-        and (not one.sinks or sink in one.sinks)
-        and (not replaces or one.cause in ("resync", RECOVERY))
-        for one in snapshots
+        snapshot.state in states
+        and snapshot.created_at >= gap.until
+        and snapshot.condition is None
+        and (not snapshot.tables or gap.table in snapshot.tables)
+        and (not snapshot.sinks or sink in snapshot.sinks)
+        and (not replaces or snapshot.cause in ("resync", RECOVERY))
+        for snapshot in snapshots
     )
 
 
@@ -109,10 +115,10 @@ def _what(gap: Gap) -> str:
     since = "an unknown time" if gap.since is None else _time(gap.since)
     if gap.cause == "away":
         return f"rows written between {since} and {until} were not captured, because the log did not have the table"
-    what = f"the table was dropped and another one made between {since} and {until}"
+    text = f"the table was dropped and another one made between {since} and {until}"
     if gap.whole:
-        return f"{what}: the log does not say that the rows of the former are gone"
-    return f"{what}: rows written meanwhile were not captured, nor that the former rows are gone"
+        return f"{text}: the log does not say that the rows of the former are gone"
+    return f"{text}: rows written meanwhile were not captured, nor that the former rows are gone"
 
 
 def _time(seconds: float) -> str:

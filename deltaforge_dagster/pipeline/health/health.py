@@ -4,8 +4,8 @@
 only a server can tell: why capture fails (`Failure`), what the source lacks (`NotedFinding`), when the source was
 last checked. So `health` is cheap, works while servers are down, and gives the same answer everywhere.
 
-A run reads the log, a tick does not. A failure that does not pass by itself, and that a run has met, is over
-when a run reads again; any other failure when a tick or a run can use the source.
+A run reads the log, a tick does not. A failure of a run that does not pass by itself is over when a
+run reads the log again; any other failure is over when a tick or a run can use the source.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SINK, _SINKS = "sink ", "sinks "
 _SILENT_INTERVALS = 6
 _SILENT_SECONDS = 90.0
 _SCHEDULED_SECONDS = 25 * 3600.0
-"""For so long after a tick, something works on a pipeline whose schedule is not at hand."""
+"""How long after its last tick a scheduled pipeline counts as at work in another process."""
 _DANGER_SECONDS = 3600.0
 """Health warns when log that is needed is discarded within this time, at the present rate."""
 _RETENTION_SECONDS = 3 * 3600.0
@@ -75,9 +75,10 @@ class HealthProblem:
         subject: The part concerned: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
         severity: `error` when changes are not captured or not delivered, or about to be lost.
         text: What is wrong, in a sentence; no secret, no value of a row.
-        remedy: Commands or statements to run one after the other as they stand; empty where the text says what to do.
-        since: When it was first met; None if unknown.
-        next_attempt_at: When it is automatically tried again; None if somebody must fix it.
+        remedy: Commands or statements to run one after the other as they stand; empty where the
+            text says what to do.
+        since: When it first occurred; None if unknown.
+        next_attempt_at: When there is another automatic attempt; None if somebody must fix it.
     """
 
     subject: str
@@ -105,8 +106,9 @@ class Health:
         status: The desired state, or `failed` if changes are not captured although they should be.
         problems: What is wrong: errors first, and among them those that prevent capture.
         seen_at: When a run or a tick last worked on it; None if none ever did.
-        log: What was last seen of the source's log; None if nobody has looked.
-        early: That the log is confirmed before changes are delivered; None if it is not.
+        log: What was last seen of the source's log; None if it was never checked.
+        early: Since when and why the log is confirmed before changes are delivered; None if it is
+            not.
     """
 
     status: Status
@@ -118,16 +120,18 @@ class Health:
     @property
     def well(self) -> bool:
         """Whether there is no error."""
-        return not any(one.severity == "error" for one in self.problems)
+        return not any(problem.severity == "error" for problem in self.problems)
 
     @property
     def error(self) -> str | None:
         """The first error's text, None where there is none."""
-        return next((one.text for one in self.problems if one.severity == "error"), None)
+        return next(
+            (problem.text for problem in self.problems if problem.severity == "error"), None
+        )
 
     @property
     def uncaptured(self) -> HealthProblem | None:
-        """The first error that prevents capture; None if there is none, or if nothing should be captured."""
+        """The first error that prevents capture; None if none does, or capture is not desired."""
         return self.problems[0] if self.status == "failed" else None
 
 
@@ -170,7 +174,7 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
 
 
 def health_without_file(store: StateStore, row: PipelineRow) -> Health:
-    """Return the health of a pipeline of which it is not known which file it had.
+    """Return the health of a pipeline from the state store alone, because its last file is unknown.
 
     Raises:
         StoreUnavailable: The store cannot be asked.
@@ -179,7 +183,10 @@ def health_without_file(store: StateStore, row: PipelineRow) -> Health:
 
 
 def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPipeline) -> Health:
-    """Return the health of a pipeline whose file is not there: failed, unless somebody elsewhere works with it."""
+    """Return the health of a pipeline whose file is missing.
+
+    It has failed, unless another process, which can load the file, works on it.
+    """
     last = last_spec(store, row)
     if _is_at_work(store, row, last):
         note = f"{missing.error}, seen from here; {_REPORTED}"
@@ -214,9 +221,9 @@ def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) 
     return now - row.ticked_at <= (_SCHEDULED_SECONDS if scheduled else _patience(spec))
 
 
-def _with_note(found: Health, text: str) -> Health:
-    """Return a health with a warning about the file behind its other problems."""
-    return replace(found, problems=(*found.problems, HealthProblem("file", "warning", text)))
+def _with_note(state: Health, text: str) -> Health:
+    """Return a health with a warning about the file added after its other problems."""
+    return replace(state, problems=(*state.problems, HealthProblem("file", "warning", text)))
 
 
 def _ago(seconds: float) -> str:
@@ -224,7 +231,7 @@ def _ago(seconds: float) -> str:
 
 
 def remedy_of(name: str, kind: str) -> Commands:
-    """Return the commands of ours that fix a source failure of this kind; empty if the error itself has its remedy."""
+    """Return the `deltaforge` commands that fix a source failure of this kind; empty if none do."""
     if kind != PositionLost.kind:
         return ()
     return (f"deltaforge recover {name}",)
@@ -243,7 +250,11 @@ def failure_of(row: PipelineRow) -> Failure | None:
 
 def findings_of(row: PipelineRow) -> list[NotedFinding]:
     """Return what the last check of a pipeline's source found wrong."""
-    return [] if row.findings is None else [NotedFinding(**one) for one in json.loads(row.findings)]
+    return (
+        []
+        if row.findings is None
+        else [NotedFinding(**fields) for fields in json.loads(row.findings)]
+    )
 
 
 def capture_failed(
@@ -255,14 +266,15 @@ def capture_failed(
 ) -> None:
     """Record why capture fails.
 
-    A tick replaces neither a run's failure that somebody must fix, nor a run's failure of the journal by one of
-    the source. `since` stays that of the first of consecutive failures of the same subject (source or journal),
-    even if their messages differ.
+    A tick does not replace a failure that a run has recorded if somebody must fix it, or if the
+    run's failure is one of the journal and the tick's one of the source. `since` stays that of the
+    first of consecutive failures of the same subject (source or journal), even if their messages
+    differ.
 
     Args:
         store: Where it is recorded.
         name: The pipeline.
-        by: Whether a tick or a run has met the error.
+        by: Whether the error occurred in a tick or in a run.
         error: The error.
         next_attempt_at: When capture is automatically tried again, by the store's clock; ignored if somebody
             must fix the error.
@@ -270,13 +282,13 @@ def capture_failed(
     row = store.pipelines.get(name)
     if row is None:
         return
-    known = failure_of(row)
+    recorded = failure_of(row)
     subject = _subject(error)
-    if by == "tick" and known is not None and known.by == "run":
-        same = known.subject == subject and known.next_attempt_at is not None
-        if not (same or _passes(known)):
+    if by == "tick" and recorded is not None and recorded.by == "run":
+        same = recorded.subject == subject and recorded.next_attempt_at is not None
+        if not (same or _passes(recorded)):
             return
-    since = known.since if known is not None and known.subject == subject else store.now()
+    since = recorded.since if recorded is not None and recorded.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
     text = with_restart_hint(store, name, error)
     store.pipelines.set_failure(
@@ -287,44 +299,50 @@ def capture_failed(
 def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
     """Record that a run reads the log, or that a tick could use the source."""
     row = store.pipelines.get(name)
-    known = None if row is None else failure_of(row)
-    if known is not None and (by == "run" or known.by == "tick" or _passes(known)):
+    failure = None if row is None else failure_of(row)
+    if failure is not None and (by == "run" or failure.by == "tick" or _passes(failure)):
         store.pipelines.set_failure(name, None)
 
 
 def source_answers(store: StateStore, name: str) -> None:
     """Record that the source answers queries, so that an outage is over."""
     row = store.pipelines.get(name)
-    known = None if row is None else failure_of(row)
-    if known is not None and _passes(known):
+    failure = None if row is None else failure_of(row)
+    if failure is not None and _passes(failure):
         store.pipelines.set_failure(name, None)
 
 
-def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> None:
+def note_findings(store: StateStore, name: str, findings: Sequence[Finding]) -> None:
     """Record that the source answered, and what it lacks; a finding that persists keeps its `since`."""
     row = store.pipelines.get(name)
     if row is None:
         return
     now = store.now()
     before = findings_of(row)
-    since = {(one.subject, one.text): one.since for one in before}
+    since = {(finding.subject, finding.text): finding.since for finding in before}
     noted = [
         NotedFinding(
-            one.subject,
-            "error" if one.level == "error" else "warning",
-            one.text,
-            one.commands,
-            since.get((one.subject, one.text), now),
+            finding.subject,
+            "error" if finding.level == "error" else "warning",
+            finding.text,
+            finding.commands,
+            since.get((finding.subject, finding.text), now),
         )
-        for one in found
-        if one.bad
+        for finding in findings
+        if finding.bad
     ]
     if noted != before or row.findings is None or now - (row.source_seen_at or 0) >= NOTED_EVERY:
         store.pipelines.note_source_seen(name, noted)
 
 
 def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
-    """Record a tick of a sensor or schedule; `outdated`: with definitions from before the file changed."""
+    """Record a tick of a sensor or schedule.
+
+    Args:
+        store: Where it is recorded.
+        name: The pipeline.
+        outdated: Whether the tick's definitions are older than the pipeline's file.
+    """
     row, now = store.pipelines.get(name), store.now()
     if row is None:
         return
@@ -349,12 +367,15 @@ def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> floa
 def _broken_since(
     store: StateStore, broken: BrokenPipeline, row: PipelineRow | None
 ) -> float | None:
-    """Return since when a file cannot be loaded: as a tick recorded it, else since it was last changed or used."""
+    """Return since when a file cannot be loaded.
+
+    This is the time that a tick recorded, or else when the file was last changed or used.
+    """
     noted = _noted_broken(store, broken.name, row)
     if noted is not None:
         return noted
-    known = (_changed_at(broken), None if row is None else row.ticked_at)
-    return max((one for one in known if one is not None), default=None)
+    times = (_changed_at(broken), None if row is None else row.ticked_at)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _changed_at(pipeline: LoadedPipeline | BrokenPipeline) -> float | None:
@@ -388,23 +409,25 @@ def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
 def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Return problems with each text once.
 
-    Sinks that fail for the same reason are one problem, and what a run and a tick say of the source is the run's.
+    Sinks that fail for the same reason become one problem. A problem whose text is the end of
+    another one's is dropped: a run and a tick may report the same failure of the source, the run in
+    more words.
     """
     merged: dict[tuple[str, str, Commands], HealthProblem] = {}
     for problem in problems:
         is_sink = problem.subject.startswith(_SINK)
         key = problem.severity, problem.text if is_sink else problem.line, problem.remedy
-        known = merged.get(key)
-        if known is None:
+        earlier = merged.get(key)
+        if earlier is None:
             merged[key] = problem
-        elif known.subject != problem.subject:
-            names = known.subject.removeprefix(_SINKS).removeprefix(_SINK)
+        elif earlier.subject != problem.subject:
+            names = earlier.subject.removeprefix(_SINKS).removeprefix(_SINK)
             subject = f"{_SINKS}{names}, {problem.subject.removeprefix(_SINK)}"
             merged[key] = replace(
-                known,
+                earlier,
                 subject=subject,
-                since=_first(known.since, problem.since),
-                next_attempt_at=_first(known.next_attempt_at, problem.next_attempt_at),
+                since=_first(earlier.since, problem.since),
+                next_attempt_at=_first(earlier.next_attempt_at, problem.next_attempt_at),
             )
     distinct = merged.values()
     return [
@@ -417,23 +440,27 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     ]
 
 
-def _first(one: float | None, other: float | None) -> float | None:
-    return min((time for time in (one, other) if time is not None), default=None)
+def _first(left: float | None, right: float | None) -> float | None:
+    return min((time for time in (left, right) if time is not None), default=None)
 
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
     capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
-    others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    other_problems = [] if row.want == "stopped" else list(_delivery(store, row, spec))
     for problem in _dagster(store, row, now):
-        (capture if problem.severity == "error" else others).append(problem)
-    failed = any(one.severity == "error" for one in capture)
+        (capture if problem.severity == "error" else other_problems).append(problem)
+    failed = any(problem.severity == "error" for problem in capture)
     if row.outdated_since is not None and spec is not None:
         text = f"Dagster shows the pipeline as its file was before it was changed; {_RELOAD}"
-        others.append(HealthProblem("definitions", "warning", text, since=row.outdated_since))
+        other_problems.append(
+            HealthProblem("definitions", "warning", text, since=row.outdated_since)
+        )
     log, early = store.pipelines.source_log(row.name), store.pipelines.early_confirmation(row.name)
-    others += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
-    problems = sorted(_once([*capture, *others]), key=lambda one: one.severity != "error")
+    other_problems += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
+    problems = sorted(
+        _once([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
+    )
     return Health(
         "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
     )
@@ -459,10 +486,15 @@ def _capture(
             since=failure.since,
             next_attempt_at=failure.next_attempt_at,
         )
-    for one in findings_of(row):
-        if failure is not None and (one.subject, one.text) == (failure.subject, failure.message):
-            continue  # a check has met what capture fails with
-        yield HealthProblem(one.subject, one.level, one.text, commands_of(one.remedy), one.since)
+    for finding in findings_of(row):
+        if failure is not None and (finding.subject, finding.text) == (
+            failure.subject,
+            failure.message,
+        ):
+            continue  # the check found the same problem as capture
+        yield HealthProblem(
+            finding.subject, finding.level, finding.text, commands_of(finding.remedy), finding.since
+        )
     if row.capture_pause is not None:
         text = f"capture is paused: {row.capture_pause}"
         since = store.pipelines.since(row.name, CAPTURE_PAUSED)
@@ -482,7 +514,7 @@ def _capture(
 def _source_log(
     pipeline: str, log: SourceLog | None, early: EarlyConfirmation | None
 ) -> Iterator[HealthProblem]:
-    """Yield that the source's log is about to be discarded before it was read, or is confirmed before delivery."""
+    """Yield warnings that log may be discarded unread, or is confirmed before delivery."""
     if log is not None and (danger := _danger(log)) is not None:
         yield HealthProblem("source log", "warning", danger)
     if early is not None:
@@ -519,14 +551,18 @@ def _danger(log: SourceLog) -> str | None:
 def _journal(
     store: StateStore, row: PipelineRow, spec: PipelineSpec | None
 ) -> Iterator[HealthProblem]:
-    """Yield that the journal fills up with what sinks lack, before capture pauses."""
+    """Yield a warning that the journal fills up with what sinks lack, before capture pauses."""
     if spec is None or row.capture_pause is not None:
         return
     limit = spec.spec.engine.journal.max_bytes
-    behind = [one for one in store.checkpoints.read(row.name).values() if one.attached]
+    behind = [
+        checkpoint
+        for checkpoint in store.checkpoints.read(row.name).values()
+        if checkpoint.attached
+    ]
     if not behind:
         return
-    delivered = min(one.whole_segment for one in behind)
+    delivered = min(checkpoint.whole_segment for checkpoint in behind)
     lacking = store.segments.about_bytes(row.name, after=delivered, last=row.next_segment - 1)
     if lacking >= CAUTION * limit:
         yield HealthProblem(
@@ -556,7 +592,11 @@ def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[Health
 def _silent_since(
     row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
 ) -> float | None:
-    """Return since when a pipeline with a sensor has had neither tick nor run; None if not for unusually long."""
+    """Return since when a pipeline with a sensor has had neither tick nor run.
+
+    Returns:
+        The time; None if that is not unusually long ago.
+    """
     if spec is None or row.ticked_at is None or spec.spec.engine.dagster.schedule is not None:
         return None
     seen = _seen_at(row, lease, now)
@@ -575,7 +615,7 @@ def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | No
     if lease is not None and lease.held_at(now):
         return now
     return max(
-        (one for one in (row.ticked_at, row.source_seen_at) if one is not None), default=None
+        (time for time in (row.ticked_at, row.source_seen_at) if time is not None), default=None
     )
 
 
@@ -585,8 +625,8 @@ def _delivery(
     """Yield problems of delivery, holds and dead letters."""
     checkpoints = store.checkpoints.read(row.name)
     counts = checkpoints.keys() if spec is None else awaited_sinks(spec, checkpoints)
-    for one in checkpoints.values():
-        yield from _sink(store, row.name, one, counts=one.sink in counts)
+    for checkpoint in checkpoints.values():
+        yield from _sink(store, row.name, checkpoint, counts=checkpoint.sink in counts)
     yield from _lacking(store, row.name)
     yield from _gaps(store, row.name, spec, checkpoints)
     for hold in store.holds.read(row.name):
@@ -608,9 +648,15 @@ def _delivery(
 
 
 def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
-    """Yield the tables whose older rows lack what the source has in columns that were added or got another type."""
-    lacking = [one for one in store.lake_commits.tables(pipeline) if one.write.lacking]
-    histories = {one.name: one for one in store.schemas.histories(pipeline)} if lacking else {}
+    """Yield tables whose older rows lack the source's values of a column.
+
+    The column was added or got another type, and the log does not contain the values of existing
+    rows.
+    """
+    lacking = [stored for stored in store.lake_commits.tables(pipeline) if stored.write.lacking]
+    histories = (
+        {history.name: history for history in store.schemas.histories(pipeline)} if lacking else {}
+    )
     for stored in lacking:
         table = ".".join(stored.write.source)
         columns = histories[table].names_now(stored.write.lacking)
@@ -632,7 +678,7 @@ def _gaps(
     spec: PipelineSpec | None,
     checkpoints: Mapping[str, CheckpointRow],
 ) -> Iterator[HealthProblem]:
-    """Yield the tables of which the source's log lacks a part, until every sink has their rows."""
+    """Yield the tables with a gap in the source's log, until every sink has their rows."""
     gaps = store.gaps.read(pipeline)
     if not gaps or spec is None:
         return
@@ -643,22 +689,22 @@ def _gaps(
 
 
 def _sink(
-    store: StateStore, pipeline: str, one: CheckpointRow, *, counts: bool
+    store: StateStore, pipeline: str, checkpoint: CheckpointRow, *, counts: bool
 ) -> Iterator[HealthProblem]:
-    subject = f"sink {one.sink}"
-    if not one.attached:
-        text = one.last_error or "detached: it gets nothing"
-        command = go_on_command(pipeline, one.sink, one.state)
-        yield HealthProblem(subject, "warning", text, (command,), one.failing_since)
-    elif one.failures:
+    subject = f"sink {checkpoint.sink}"
+    if not checkpoint.attached:
+        text = checkpoint.last_error or "detached: it gets nothing"
+        command = go_on_command(pipeline, checkpoint.sink, checkpoint.state)
+        yield HealthProblem(subject, "warning", text, (command,), checkpoint.failing_since)
+    elif checkpoint.failures:
         yield HealthProblem(
             subject,
             "error" if counts else "warning",
-            (one.last_error or "it fails").removeprefix(f"{subject}: "),
-            tuple(one.remedy or ()),
-            since=one.failing_since,
-            next_attempt_at=one.next_attempt_at,
+            (checkpoint.last_error or "it fails").removeprefix(f"{subject}: "),
+            tuple(checkpoint.remedy or ()),
+            since=checkpoint.failing_since,
+            next_attempt_at=checkpoint.next_attempt_at,
         )
-    if one.notice is not None:
-        since = store.pipelines.since(pipeline, notice_of(one.sink))
-        yield HealthProblem(subject, "warning", one.notice, since=since)
+    if checkpoint.notice is not None:
+        since = store.pipelines.since(pipeline, notice_of(checkpoint.sink))
+        yield HealthProblem(subject, "warning", checkpoint.notice, since=since)

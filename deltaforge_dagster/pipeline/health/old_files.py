@@ -1,4 +1,4 @@
-"""Which lake tables still have files of earlier releases that readers other than Spark read wrongly."""
+"""Which lake tables may have files of earlier releases that only Spark reads correctly."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
 
 _TIMESTAMP = re.compile(r"\btimestamp\b")
-"""In the type of a column: Spark calls those without a time zone `timestamp_ntz`, and never wrote them as INT96."""
+"""Matches types of columns with timestamps that may be INT96.
+
+Spark calls timestamps without a time zone `timestamp_ntz`, and never wrote these as INT96.
+"""
 
 
 def int96_findings(store: StateStore | None, loaded: LoadedPipeline) -> list[Finding]:
-    """Return a warning for each table of which files may have the source's timestamps as INT96."""
+    """Return a warning for each table whose files may have the source's timestamps as INT96."""
     return [] if store is None else list(_findings(store, loaded))
 
 
 def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
-    kinds = {one.config.id: sink_types()[one.type] for one in loaded.spec.spec.sinks}
+    kinds = {block.config.id: sink_types()[block.type] for block in loaded.spec.spec.sinks}
     for stored in store.lake_commits.tables(loaded.name):
         kind, write = kinds.get(stored.sink), stored.write
         if not isinstance(kind, LakeSinkType) or not kind.had_int96 or write.int64_timestamps:
@@ -40,7 +43,10 @@ def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
 
 
 def _timestamps(write: TableWrite) -> list[str]:
-    """Return the columns of the source that are timestamps; our own are never outside of these years."""
+    """Return the source's timestamp columns.
+
+    DeltaForge's own columns are left out: their times are never before 1678 or after 2262.
+    """
     return [
         name
         for name, type_ in write.columns

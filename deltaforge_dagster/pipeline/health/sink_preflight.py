@@ -24,24 +24,24 @@ def preflight(
 
     Args:
         declared: The sinks, as in the file.
-        context: The pipeline, `brief`.
+        context: The pipeline; `brief` must be set.
         destinations: By sink id, the destinations of its messages; a template if they depend on changes.
     """
     with ThreadPoolExecutor(max(1, len(declared)), "preflight") as threads:
-        looks = [
+        futures = [
             threads.submit(_preflight, sink, context, destinations[sink.config.id])
             for sink in declared
         ]
-        return [finding for look in looks for finding in look.result()]
+        return [finding for future in futures for finding in future.result()]
 
 
 def _preflight(declared: SinkBlock, context: SinkContext, names: Sequence[str]) -> list[Finding]:
     kind, config = sink_types()[declared.type], declared.config
     try:
-        found = kind.preflight(config, context, names)
+        findings = kind.preflight(config, context, names)
     except DeltaforgeError as error:
         subject = f"sink {config.id}"
-        found = [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
+        findings = [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
     if isinstance(config, MessageSinkConfig) and isinstance(config.encoding, AvroEncoding):
-        found = [*found, *schema_registry.findings(config.id, config.encoding, names)]
-    return found
+        findings = [*findings, *schema_registry.findings(config.id, config.encoding, names)]
+    return findings

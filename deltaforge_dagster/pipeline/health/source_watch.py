@@ -58,10 +58,10 @@ def inspect_source(
         return None
     try:
         with closing(build_source()) as source:
-            found = source.maintain(parse_position(row.captured_position or row.start_position))
+            findings = source.maintain(parse_position(row.captured_position or row.start_position))
             _note_tables(store, loaded.name, source)
             note_unread_log(store, loaded.name, source)
-        note_findings(store, loaded.name, found)
+        note_findings(store, loaded.name, findings)
         journal.check_writable(loaded.name, row.uid, loaded.spec.spec.engine.segment.max_bytes)
     except DeltaforgeError as error:
         capture_failed(store, loaded.name, "tick", error, next_look)
@@ -89,7 +89,7 @@ class SourceWatch:
         loaded: The pipeline.
         build_source: Creates a source for this thread.
         warn: Called with each new finding.
-        received: Returns what the run has read of the log, and not captured yet.
+        received: Returns what the run has read of the log but not captured yet.
     """
 
     def __init__(
@@ -119,29 +119,29 @@ class SourceWatch:
         self._thread.join(_PATIENCE)
 
     def _watch(self) -> None:
-        looked = False
-        while not (self._over.wait(self._seconds) and looked):
+        checked = False
+        while not (self._over.wait(self._seconds) and checked):
             self._check()
-            looked = True
+            checked = True
 
     def _check(self) -> None:
         try:
             with closing(self._build_source()) as source:
-                found = source.maintain(None)
+                findings = source.maintain(None)
                 _note_tables(self._store, self._name, source)
-                self._note(found)
+                self._note(findings)
                 note_unread_log(self._store, self._name, source, self._received())
         except Retryable as error:  # capture meets it as well, and records when it tries again
             logger.debug("%s: the source was not looked at: %s", self._name, error)
         except DeltaforgeError as error:  # the stream that is already open may still work
             self._note([Finding("source", "error", error.text, error.remedy)])
 
-    def _note(self, found: list[Finding]) -> None:
-        for one in found:
-            if one.bad and one.text not in self._said:
-                self._warn(one.line)
-        self._said = {one.text for one in found}
+    def _note(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            if finding.bad and finding.text not in self._said:
+                self._warn(finding.line)
+        self._said = {finding.text for finding in findings}
         try:
-            note_findings(self._store, self._name, found)
+            note_findings(self._store, self._name, findings)
         except Retryable as error:  # they are recorded at the next check
             logger.debug("%s: findings were not noted: %s", self._name, error)

@@ -68,23 +68,23 @@ class _RowStream:
             ends: Which rows end a transaction in the log.
         """
         # For each row the index of its transaction within the batch.
-        number: npt.NDArray[np.int64] = np.cumsum(ends) - ends
+        transaction: npt.NDArray[np.int64] = np.cumsum(ends) - ends
         whole = int(np.count_nonzero(ends))
-        places = np.flatnonzero(chosen)
-        of: npt.NDArray[np.int64] = number[places]
-        found = []
-        if self.last is not None and (whole or places.size):
-            goes_on = bool(of.size) and of[0] == 0
-            found.append(_with_tx_end(self.last, np.array([not goes_on])))
+        indexes = np.flatnonzero(chosen)
+        transactions: npt.NDArray[np.int64] = transaction[indexes]
+        batches = []
+        if self.last is not None and (whole or indexes.size):
+            goes_on = bool(transactions.size) and transactions[0] == 0
+            batches.append(_with_tx_end(self.last, np.array([not goes_on])))
             self.last = None
-        if not places.size:
-            return found
-        last_of_its_own = np.append(of[1:] != of[:-1], of[-1] < whole)
-        mine = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
+        if not indexes.size:
+            return batches
+        last_of_its_own = np.append(transactions[1:] != transactions[:-1], transactions[-1] < whole)
+        own_rows = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
         if not last_of_its_own[-1]:
-            self.last = mine.slice(len(places) - 1)
-            mine = mine.slice(0, len(places) - 1)
-        return [*found, mine] if mine.num_rows else found
+            self.last = own_rows.slice(len(indexes) - 1)
+            own_rows = own_rows.slice(0, len(indexes) - 1)
+        return [*batches, own_rows] if own_rows.num_rows else batches
 
     def end(self) -> list[pa.RecordBatch]:
         """Return the row that was kept back, as the last one of its transaction."""
@@ -133,15 +133,18 @@ class SchemaApproval:
         events: list[HeldEvent] = []
         for table, reason in self.kept.items():
             kept = self._through(table, rows, chosen.get(table, nothing), ends, batch)
-            events += [Waiting(table, reason, packed(one), one.num_rows) for one in kept]
+            events += [Waiting(table, reason, packed(part), part.num_rows) for part in kept]
         passed = self._through(None, rows, passing, ends, batch)
-        for one in passed[:-1]:
-            yield ChangeBatch(one, None)
+        for part in passed[:-1]:
+            yield ChangeBatch(part, None)
         last = passed[-1] if passed else None
         yield ChangeBatch(last, batch.end, batch.log_bytes, (*batch.held, *events))
 
     def beside(self, registry: SourceNotes) -> SourceNotes:
-        """Return a registry for readers whose rows bypass this object: it stops them before a version that waits."""
+        """Return a registry for readers whose rows bypass this object.
+
+        It stops them before a version that waits for approval.
+        """
         return _Beside(registry, self) if self.pauses or self.kept else registry
 
     def _through(
@@ -154,15 +157,15 @@ class SchemaApproval:
     ) -> list[pa.RecordBatch]:
         """Return the next rows of a table's held stream, or (None) of the stream that passes."""
         stream = self._streams.setdefault(table, _RowStream())
-        found = stream.accept(rows, chosen, ends)
+        batches = stream.accept(rows, chosen, ends)
         # A batch with an end position contains only complete transactions up to there.
-        return found if batch.end is None else [*found, *stream.end()]
+        return batches if batch.end is None else [*batches, *stream.end()]
 
     def _kept_rows(self, rows: pa.RecordBatch) -> dict[str, _Mask]:
         """Return a mask of the held rows for each table that has some."""
         sequences = rows.column("schema_sequence")
-        here = cast("list[int]", pc.unique(sequences).to_pylist())
-        waiting = [one for one in here if one in self.pending]
+        present = cast("list[int]", pc.unique(sequences).to_pylist())
+        waiting = [sequence for sequence in present if sequence in self.pending]
         if not waiting and not self.kept:
             return {}
         names = full_names(rows)
@@ -224,5 +227,5 @@ def _with_tx_end(rows: pa.RecordBatch, ends: _Mask) -> pa.RecordBatch:
 
 
 def _mask(values: Any) -> _Mask:
-    found: _Mask = values.fill_null(False).to_numpy(zero_copy_only=False).copy()
-    return found
+    mask: _Mask = values.fill_null(False).to_numpy(zero_copy_only=False).copy()
+    return mask

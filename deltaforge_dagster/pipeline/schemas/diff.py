@@ -12,7 +12,10 @@ from deltaforge_dagster.tables import Column, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class SchemaDifference:
-    """One difference, of a column or the key; `before` and `after` describe it, None if it does not exist."""
+    """A difference of one column or of the key.
+
+    `before` and `after` describe the column or key; None where it does not exist.
+    """
 
     kind: Literal["added", "dropped", "changed", "moved", "key"]
     name: str
@@ -35,35 +38,37 @@ class SchemaDifference:
 def differences(
     before: TableSchema, after: TableSchema, others: Collection[str] = ()
 ) -> list[SchemaDifference]:
-    """Return the differences: dropped columns first, then the others in the order of `after`, then the key.
+    """Return the differences between two versions of a table.
+
+    Dropped columns come first, then other columns in the order of `after`, then the key.
 
     Args:
         before: The earlier version.
         after: The later version.
-        others: Names that both have for different columns.
+        others: Names that stand for different columns in the two versions.
     """
     old = {column.name: column for column in before.columns}
     new = {column.name: column for column in after.columns}
-    found = [
+    deltas = [
         SchemaDifference("dropped", name, _described(column), None)
         for name, column in old.items()
         if name not in new or name in others
     ]
     for name, column in new.items():
-        was = None if name in others else old.get(name)
-        if was is None:
-            found.append(SchemaDifference("added", name, None, _described(column)))
-        elif _described(was) != _described(column) or was.type_oid != column.type_oid:
-            found.append(SchemaDifference("changed", name, _described(was), _described(column)))
-    kept = [name for name in old if name in new]
-    now = [name for name in new if name in old]
-    for name in kept:
-        if kept.index(name) != now.index(name):
-            places = (str(one[name].ordinal_position) for one in (old, new))
-            found.append(SchemaDifference("moved", name, *places))
+        former = None if name in others else old.get(name)
+        if former is None:
+            deltas.append(SchemaDifference("added", name, None, _described(column)))
+        elif _described(former) != _described(column) or former.type_oid != column.type_oid:
+            deltas.append(SchemaDifference("changed", name, _described(former), _described(column)))
+    old_order = [name for name in old if name in new]
+    new_order = [name for name in new if name in old]
+    for name in old_order:
+        if old_order.index(name) != new_order.index(name):
+            ordinals = (str(columns[name].ordinal_position) for columns in (old, new))
+            deltas.append(SchemaDifference("moved", name, *ordinals))
     if before.primary_key != after.primary_key:
-        found.append(SchemaDifference("key", "", _key(before), _key(after)))
-    return found
+        deltas.append(SchemaDifference("key", "", _key(before), _key(after)))
+    return deltas
 
 
 def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDifference]:
@@ -71,8 +76,12 @@ def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDiff
     before = history.before(version)
     if before is None:
         return []
-    own = version.columns.identities
-    others = {name for name, one in before.columns.identities.items() if own.get(name, one) != one}
+    identities = version.columns.identities
+    others = {
+        name
+        for name, identity in before.columns.identities.items()
+        if identities.get(name, identity) != identity
+    }
     return differences(before.table, version.table, others)
 
 

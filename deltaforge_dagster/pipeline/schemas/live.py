@@ -1,9 +1,9 @@
 """Compare the tables in the database's catalog with the versions that were last captured.
 
-Rows are decoded with the table version of their time, which the log tells. So a table that was altered
-while nothing ran gets its new version with its first change after that, and nothing is registered here.
-But people want to know earlier: `compare` shows how every captured table differs from the catalog, when a
-run begins and on request.
+Rows are decoded with the table version that was in force at their position, which the log tells. So
+a table that was altered while nothing ran gets its new version with its first change after that,
+and nothing is registered here. Users want to know earlier: `compare` shows how every captured table
+differs from the catalog, when a run begins and on request.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def compare(
     *,
     new: bool = True,
 ) -> Iterator[LiveTable]:
-    """Compare every table that is, or was, captured with the catalog; just `only`, if given.
+    """Yield a comparison with the catalog of every table that is or was captured, or of `only`.
 
     With `new=False`, tables of which nothing was captured yet are left out.
 
@@ -68,13 +68,13 @@ def compare(
         NotAllowed: `only` is no such table.
         DeltaforgeError: The source cannot be queried.
     """
-    known = {history.name: history for history in store.schemas.histories(pipeline)}
+    histories = {history.name: history for history in store.schemas.histories(pipeline)}
     existing = set(source.tables())
-    names = sorted(existing | known.keys() if new else known)
+    names = sorted(existing | histories.keys() if new else histories)
     if only is not None and only not in names:
         raise NotAllowed(f"pipeline {pipeline!r} captures no table {only!r}")
     for name in names if only is None else [only]:
-        yield _compared(name, source, known.get(name), exists=name in existing)
+        yield _compared(name, source, histories.get(name), exists=name in existing)
 
 
 def reload(
@@ -99,31 +99,31 @@ def reload(
         DeltaforgeError: The source cannot be queried.
     """
     began = time.monotonic()
-    found = []
-    for one in compare(store, pipeline, source, only):
-        found.append(one)
+    tables = []
+    for table in compare(store, pipeline, source, only):
+        tables.append(table)
         proceed()
     return {
         "pipeline": pipeline,
-        "tables_reloaded": sum(one.status != "error" for one in found),
-        "tables": [_view(one, source.database()) for one in found],
+        "tables_reloaded": sum(table.status != "error" for table in tables),
+        "tables": [_view(table, source.database()) for table in tables],
         "elapsed_ms": round((time.monotonic() - began) * 1000),
     }
 
 
 def named(store: StateStore, pipeline: str, source: Source, database: str, table: str) -> str:
-    """Return the full name of a table that was captured, or that the file's patterns match now.
+    """Return the full name of a table that was captured, or that the file's patterns now match.
 
     Raises:
         NotAllowed: There is no such table, or there are several (`schema_views.named`).
         DeltaforgeError: The source cannot be queried.
     """
-    known = schema_views.captured(store, pipeline)
+    captured = schema_views.captured(store, pipeline)
     try:
-        return schema_views.named(known, pipeline, database, table)
+        return schema_views.named(captured, pipeline, database, table)
     except NotAllowed:
-        now = [schema_views.place(source.database(), name) for name in source.tables()]
-        return schema_views.named([*known, *now], pipeline, database, table)
+        present = [schema_views.place(source.database(), name) for name in source.tables()]
+        return schema_views.named([*captured, *present], pipeline, database, table)
 
 
 class WarmStart:
@@ -162,52 +162,54 @@ class WarmStart:
         try:
             source = self._build_source()
             try:
-                for found in compare(self._store, self._pipeline, source, new=False):
+                for table in compare(self._store, self._pipeline, source, new=False):
                     if self._over.is_set():
                         return
-                    if found.status in {"altered", "dropped"}:
-                        self._warn(_difference_text(found))
+                    if table.status in {"altered", "dropped"}:
+                        self._warn(_difference_text(table))
             finally:
                 source.close()
         except DeltaforgeError as error:  # capture meets it as well, and reports it
             logger.info("%s: the catalog was not compared: %s", self._pipeline, error)
 
 
-def _difference_text(found: LiveTable) -> str:
+def _difference_text(table: LiveTable) -> str:
     """Return how a table differs from its last captured version, in one sentence."""
-    if found.status == "dropped":
-        return f"table {found.name} is not in the database any more"
-    made = ", ".join(found.differences)
+    if table.status == "dropped":
+        return f"table {table.name} is not in the database any more"
+    changes = ", ".join(table.differences)
     return (
-        f"table {found.name} was altered ({made}); its new version begins with its first change"
+        f"table {table.name} was altered ({changes}); its new version begins with its first change"
         " after that"
     )
 
 
-def _compared(name: str, source: Source, known: TableHistory | None, *, exists: bool) -> LiveTable:
+def _compared(
+    name: str, source: Source, history: TableHistory | None, *, exists: bool
+) -> LiveTable:
     try:
         table = source.schema(name)
     except SourceMisconfigured:
         return LiveTable(name, "dropped")
     except DeltaforgeError as error:
         return LiveTable(name, "error", error=str(error))
-    if known is None:
+    if history is None:
         return LiveTable(name, "new", table)
     if not exists:  # it exists, but is no longer captured
         return LiveTable(name, "same", table)
-    found = differences(known.current.table, table)
-    return LiveTable(name, "altered" if found else "same", table, tuple(found))
+    changes = differences(history.current.table, table)
+    return LiveTable(name, "altered" if changes else "same", table, tuple(changes))
 
 
-def _view(one: LiveTable, database: str | None) -> dict[str, Any]:
-    db, schema, table = schema_views.place(database, one.name)
+def _view(live: LiveTable, database: str | None) -> dict[str, Any]:
+    db, schema, table = schema_views.place(database, live.name)
     return {
         "database": db,
         "schema": schema,
         "table": table,
-        "name": one.name,
-        "status": one.status,
-        "changed": one.status in {"altered", "dropped", "new"},
-        "differences": list(one.differences),
-        "error": one.error,
+        "name": live.name,
+        "status": live.status,
+        "changed": live.status in {"altered", "dropped", "new"},
+        "differences": list(live.differences),
+        "error": live.error,
     }

@@ -68,12 +68,12 @@ class FencedRegistry:
     def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
         """Record what a statement does to tables, as far as the pipeline has rows of them."""
         pipeline = self._lease.pipeline
-        captured = [one.name for one in self._store.schemas.histories(pipeline)]
+        captured = [history.name for history in self._store.schemas.histories(pipeline)]
         noted = [
-            (one, fate)
+            (table, fate)
             for name, fate in fates
-            for one in captured
-            if one == name or (name.endswith(".*") and one.startswith(name[:-1]))
+            for table in captured
+            if table == name or (name.endswith(".*") and table.startswith(name[:-1]))
         ]
         if noted:
             self._lease.guard()
@@ -104,8 +104,8 @@ class FencedRegistry:
             sequence = version.stamp.sequence
             self._known.add(sequence)
             if sequence in history.pending:
-                made = ", ".join(map(str, changes_of(history, version)))
+                changes = ", ".join(map(str, changes_of(history, version)))
                 self.pending[sequence] = (
-                    f"version {version.stamp.version} of the table ({made}) waits for approval:"
+                    f"version {version.stamp.version} of the table ({changes}) waits for approval:"
                     f" deltaforge hold approve {pipeline} {history.name}"
                 )

@@ -28,7 +28,7 @@ def tables(store: StateStore, pipeline: str) -> list[View]:
     """Return every captured table with its current version, by name."""
     return [
         _head(history, history.current) | {"pending": sorted(_pending(history))}
-        for history in sorted(store.schemas.histories(pipeline), key=lambda one: one.name)
+        for history in sorted(store.schemas.histories(pipeline), key=lambda history: history.name)
     ]
 
 
@@ -55,17 +55,17 @@ def table(
         NotAllowed: There is no such table or version, or the position is invalid.
     """
     history = store.schemas.history(pipeline, name)
-    found = find(history, version=version, sequence=sequence, position=position)
-    made = changes_of(history, found)
-    return _head(history, found) | {
-        "sequence": found.stamp.sequence,
-        "registered_at": found.registered_at,
-        "loaded_at": found.registered_at,
-        "position": orjson.loads(found.position),
-        "pending": found.stamp.sequence in history.pending,
+    selected = find(history, version=version, sequence=sequence, position=position)
+    changes = changes_of(history, selected)
+    return _head(history, selected) | {
+        "sequence": selected.stamp.sequence,
+        "registered_at": selected.registered_at,
+        "loaded_at": selected.registered_at,
+        "position": orjson.loads(selected.position),
+        "pending": selected.stamp.sequence in history.pending,
         "versions": len(history.versions),
-        "columns": columns(found.table),
-        "changes": [str(one) for one in made],
+        "columns": columns(selected.table),
+        "changes": [str(change) for change in changes],
     }
 
 
@@ -74,17 +74,21 @@ def detailed(view: View, details: TableDetails | None) -> View:
 
     `nullable` is taken from the catalog if that knows the column, otherwise from the version.
     """
-    of = {} if details is None else details.columns
+    catalog = {} if details is None else details.columns
     columns = []
     for column in view["columns"]:
-        known = of.get(column["name"])
+        catalog_column = catalog.get(column["name"])
         columns.append(
             column
             | {
-                "nullable": column["nullable"] if known is None else known.nullable,
+                "nullable": column["nullable"]
+                if catalog_column is None
+                else catalog_column.nullable,
                 # Releases of DeltaForge have used both names.
-                **dict.fromkeys(("default", "default_value"), known and known.default),
-                "extra": known and known.extra,
+                **dict.fromkeys(
+                    ("default", "default_value"), catalog_column and catalog_column.default
+                ),
+                "extra": catalog_column and catalog_column.extra,
             }
         )
     return view | {
@@ -108,8 +112,8 @@ def place(database: str | None, name: str) -> Place:
 
 def captured(store: StateStore, pipeline: str) -> list[Place]:
     """Return every table that was captured."""
-    found = (history.current.table for history in store.schemas.histories(pipeline))
-    return [(one.db, one.schema, one.table) for one in found]
+    schemas = (history.current.table for history in store.schemas.histories(pipeline))
+    return [(schema.db, schema.schema, schema.table) for schema in schemas]
 
 
 def named(places: Iterable[Place], pipeline: str, database: str, table: str) -> str:
@@ -120,7 +124,7 @@ def named(places: Iterable[Place], pipeline: str, database: str, table: str) -> 
     Raises:
         NotAllowed: There is no such table, or there are several.
     """
-    found = sorted(
+    names = sorted(
         {
             f"{schema or db}.{name}"
             for db, schema, name in places
@@ -128,13 +132,13 @@ def named(places: Iterable[Place], pipeline: str, database: str, table: str) -> 
             or (schema == database and name == table)
         }
     )
-    if not found:
+    if not names:
         raise NotAllowed(f"pipeline {pipeline!r} captures no table {table!r} of {database!r}")
-    if len(found) > 1:
+    if len(names) > 1:
         raise NotAllowed(
-            f"{table!r} of {database!r} may be {' or '.join(found)}: say which, schema.table"
+            f"{table!r} of {database!r} may be {' or '.join(names)}: say which, schema.table"
         )
-    return found[0]
+    return names[0]
 
 
 def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
@@ -146,23 +150,25 @@ def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
     history = store.schemas.history(pipeline, name)
     return [
         {
-            "version": one.stamp.version,
-            "sequence": one.stamp.sequence,
-            "fingerprint": one.stamp.fingerprint,
-            "column_count": len(one.table.columns),
-            "registered_at": one.registered_at,
-            "position": orjson.loads(one.position),
-            "pending": one.stamp.sequence in history.pending,
-            "changes": [str(change) for change in changes_of(history, one)],
+            "version": version.stamp.version,
+            "sequence": version.stamp.sequence,
+            "fingerprint": version.stamp.fingerprint,
+            "column_count": len(version.table.columns),
+            "registered_at": version.registered_at,
+            "position": orjson.loads(version.position),
+            "pending": version.stamp.sequence in history.pending,
+            "changes": [str(change) for change in changes_of(history, version)],
         }
-        for one in history.versions
+        for version in history.versions
     ]
 
 
 def difference(
     store: StateStore, pipeline: str, name: str, before: int | None, after: int | None
 ) -> tuple[int, int, list[SchemaDifference]]:
-    """Return the numbers of two versions of a table and their differences; by default the current and the previous one.
+    """Return the numbers of two versions of a table, and their differences.
+
+    By default, these are the previous version and the current one.
 
     Raises:
         NotAllowed: There is no such table or version.
@@ -186,21 +192,21 @@ def find(
         NotAllowed: There is none, or the position is no position of this source.
     """
     if version is not None:
-        found, asked = history.version(version), f"version {version}"
+        selected, asked = history.version(version), f"version {version}"
     elif sequence is not None:
-        found, asked = history.at_sequence(sequence), f"version at sequence {sequence}"
+        selected, asked = history.at_sequence(sequence), f"version at sequence {sequence}"
     elif position is not None:
-        found, asked = _at(history, position), "version at that position"
+        selected, asked = _at(history, position), "version at that position"
     else:
         return history.current
-    if found is None:
+    if selected is None:
         raise NotAllowed(f"table {history.name!r} has no {asked}")
-    return found
+    return selected
 
 
-def columns(of: TableSchema) -> list[View]:
+def columns(schema: TableSchema) -> list[View]:
     """Return the columns of a version in its order."""
-    return [_column(of, column) for column in of.columns]
+    return [_column(schema, column) for column in schema.columns]
 
 
 def _at(history: TableHistory, text: str) -> SchemaVersion | None:
@@ -215,24 +221,28 @@ def _at(history: TableHistory, text: str) -> SchemaVersion | None:
 
 
 def _head(history: TableHistory, version: SchemaVersion) -> View:
-    of = version.table
+    schema = version.table
     return {
-        "database": of.db,
-        "schema": of.schema,
-        "table": of.table,
+        "database": schema.db,
+        "schema": schema.schema,
+        "table": schema.table,
         "name": history.name,
-        "column_count": len(of.columns),
-        "primary_key": list(of.primary_key),
+        "column_count": len(schema.columns),
+        "primary_key": list(schema.primary_key),
         "fingerprint": version.stamp.fingerprint,
         "registry_version": version.stamp.version,
     }
 
 
 def _pending(history: TableHistory) -> Iterable[int]:
-    return (one.stamp.version for one in history.versions if one.stamp.sequence in history.pending)
+    return (
+        version.stamp.version
+        for version in history.versions
+        if version.stamp.sequence in history.pending
+    )
 
 
-def _column(of: TableSchema, column: Column) -> View:
+def _column(schema: TableSchema, column: Column) -> View:
     return {
         "name": column.name,
         # Releases of DeltaForge have used each of these names.
@@ -240,7 +250,7 @@ def _column(of: TableSchema, column: Column) -> View:
         "type_oid": column.type_oid,
         "nullable": column.nullable,
         "ordinal_position": column.ordinal_position,
-        "is_primary_key": column.name in of.primary_key,
+        "is_primary_key": column.name in schema.primary_key,
     }
 
 

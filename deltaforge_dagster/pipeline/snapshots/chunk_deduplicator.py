@@ -82,11 +82,14 @@ class ChunkDeduplicator:
 
     @property
     def waits(self) -> bool:
-        """Whether chunks wait to be merged; True until the store was asked for the first time."""
+        """Whether chunks wait to be merged; True until the store has been queried once."""
         return bool(self._waiting) or self._looked_at == float("-inf")
 
     def due(self, reached: Position) -> bool:
-        """Return whether a chunk can be merged at the position that was reached; asks the store once a second."""
+        """Return whether a chunk can be merged at the position that was reached.
+
+        It queries the store at most once a second.
+        """
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
             self._load_chunks()
         return any(_fits(chunk, reached) for chunk in self._waiting)
@@ -119,13 +122,18 @@ class ChunkDeduplicator:
             return  # somebody has cancelled the snapshot
         for chunk, _ in taken:
             self._waiting.remove(chunk)
+            # Only now, with its rows durable in a segment: a crash before this leaves an orphan.
             if chunk.path is not None:
                 self._journal.delete(chunk.path)
 
     def _written(
         self, reached: Position, open_writer: Callable[[], SegmentWriter]
     ) -> tuple[SegmentWriter | None, list[tuple[ChunkRow, int]]]:
-        """Write the rows of the usable chunks; return the writer (None if there are none) and the row counts."""
+        """Write the rows of the usable chunks, up to the size of one segment.
+
+        Returns:
+            The writer (None if no chunk is usable), and the number of rows of each chunk.
+        """
         writer: SegmentWriter | None = None
         taken: list[tuple[ChunkRow, int]] = []
         try:
@@ -152,32 +160,34 @@ class ChunkDeduplicator:
         writer.abort()
         for chunk, _ in taken:
             self._lease.write(
-                lambda writing, one=chunk: writing.snapshots.complete(one, segment=None, rows=0)  # type: ignore[misc]
+                lambda writing, chunk=chunk: writing.snapshots.complete(chunk, segment=None, rows=0)  # type: ignore[misc]
             )
 
     def lose_positions(self) -> None:
         """Plan all waiting chunks again: after a failover their positions mean nothing."""
         self._load_chunks()
         for chunk in self._waiting:
-            self._lease.write(lambda writing, one=chunk: writing.snapshots.plan_again(one))  # type: ignore[misc]
+            self._lease.write(lambda writing, chunk=chunk: writing.snapshots.plan_again(chunk))  # type: ignore[misc]
         self._waiting = []
 
     def _load_chunks(self) -> None:
         """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
-        found: list[ChunkRow] = []
+        chunks: list[ChunkRow] = []
         snapshot = self._store.snapshots.unfinished(self._lease.pipeline)
         self._relocated_rows.poll(snapshot)
         if snapshot is not None:
-            found = self._store.snapshots.chunks(
+            chunks = self._store.snapshots.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
-        held = {**self._registry.held(), **self._approval.kept} if found else {}
+        held = {**self._registry.held(), **self._approval.kept} if chunks else {}
         # Set last, and in this order: another thread may read `waits` at any time, and end the run if it is False.
-        self._waiting = [chunk for chunk in found if chunk.table_name not in held]
+        self._waiting = [chunk for chunk in chunks if chunk.table_name not in held]
         self._looked_at = time.monotonic()
 
     def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:
-        """Yield the chunks that can be merged here, with the segments that changed their table since the read.
+        """Yield the chunks that can be merged here, each with the segments that changed its table.
+
+        These segments may contain changes that the read of the chunk could not see.
 
         Chunks that cannot be used are planned again.
         """
@@ -206,7 +216,10 @@ class ChunkDeduplicator:
                 yield chunk, changed
 
     def _waits_for_approval(self, chunk: ChunkRow, reached: Position) -> bool:
-        """Return whether a chunk's table is held for approval; begin that hold if its schema requires one."""
+        """Return whether a chunk's table is held for approval.
+
+        If the schema with which the chunk was read requires approval, the hold begins here.
+        """
         if chunk.table_name in self._approval.kept:
             return True
         stamp = self._registry.register_read(_table(chunk), _read_at(chunk))
@@ -262,9 +275,9 @@ class ChunkDeduplicator:
         read_view = parse_read_view(chunk.sight or "")
         for segment in segments:
             for batch in self._journal.batches(segment, COLUMNS):
-                ours = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
+                of_table = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
                 streamed = pc.not_equal(batch.column("op").cast(pa.string()), pa.scalar("r"))
-                rows = batch.filter(pc.and_(ours, streamed))
+                rows = batch.filter(pc.and_(of_table, streamed))
                 rows = rows.filter(read_view.not_visible(rows))
                 if rows.num_rows:
                     yield rows

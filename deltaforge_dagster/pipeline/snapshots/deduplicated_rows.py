@@ -55,7 +55,11 @@ class Deduplication:
             start = self._take_until_moved(changes)
 
     def _take_until_moved(self, changes: pa.RecordBatch) -> int | None:
-        """Apply changes up to the first one that gives a kept row a new key; return the index after it, or None."""
+        """Apply changes up to the first one that gives a kept row a new key.
+
+        Returns:
+            The index after that change; None if there is none.
+        """
         row = self._find(cast("pa.StringArray", changes.column("key")))
         moves, old_keys = changed_keys(changes)
         before = row.copy()
@@ -75,14 +79,14 @@ class Deduplication:
     def _deduplicate(
         self,
         changes: pa.RecordBatch,
-        some: np.ndarray[Any, Any],
+        touched: np.ndarray[Any, Any],
         before: np.ndarray[Any, Any],
         moves: np.ndarray[Any, Any],
         old_keys: pa.StringArray,
     ) -> int | None:
-        chosen = changes.select(["op", "after", "key"]).take(pa.array(some, pa.int64()))
+        chosen = changes.select(["op", "after", "key"]).take(pa.array(touched, pa.int64()))
         old = dict(zip(moves.tolist(), old_keys.to_pylist(), strict=True)) if len(moves) else {}
-        for index, change in zip(some.tolist(), chosen.to_pylist(), strict=True):
+        for index, change in zip(touched.tolist(), chosen.to_pylist(), strict=True):
             key, old_key = change["key"], old.get(index)
             row = self._moved.pop(old_key or key, -1)
             if row < 0:
@@ -105,20 +109,20 @@ class Deduplication:
 
     def _find(self, keys: pa.StringArray) -> np.ndarray[Any, Any]:
         """Return which row has each key, -1 for none."""
-        found = pc.index_in(keys, value_set=self._keys, skip_nulls=True)
+        indexes = pc.index_in(keys, value_set=self._keys, skip_nulls=True)
         return cast(
-            "np.ndarray[Any, Any]", found.fill_null(-1).to_numpy(zero_copy_only=False)
+            "np.ndarray[Any, Any]", indexes.fill_null(-1).to_numpy(zero_copy_only=False)
         ).copy()
 
     def _are_moved(
         self, changes: pa.RecordBatch, moves: np.ndarray[Any, Any], old_keys: pa.StringArray
     ) -> np.ndarray[Any, Any]:
-        """Return a mask of changes to rows whose key is not the one they were read with (few rows)."""
-        found = np.zeros(changes.num_rows, np.bool_)
+        """Return a mask of changes to rows that no longer have the key they were read with."""
+        mask = np.zeros(changes.num_rows, np.bool_)
         old = dict(zip(moves.tolist(), old_keys.to_pylist(), strict=True))
         for index, key in enumerate(changes.column("key").to_pylist()):
-            found[index] = old.get(index, key) in self._moved
-        return found
+            mask[index] = old.get(index, key) in self._moved
+        return mask
 
     def _overlaid(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         after: list[Any] = rows.column("after").to_pylist()  # a row that was read has an image
@@ -143,5 +147,5 @@ def deduplicated(
 
 
 def _is(rows: pa.RecordBatch, op: str) -> np.ndarray[Any, Any]:
-    found = pc.equal(rows.column("op"), pa.scalar(op))
-    return cast("np.ndarray[Any, Any]", found.to_numpy(zero_copy_only=False))
+    mask = pc.equal(rows.column("op"), pa.scalar(op))
+    return cast("np.ndarray[Any, Any]", mask.to_numpy(zero_copy_only=False))

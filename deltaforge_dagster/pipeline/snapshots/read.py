@@ -1,8 +1,9 @@
 """Reading a snapshot: a run that plans its chunks and has Spark's tasks read them into staging files.
 
-It needs no lease, and several such runs may work at the same time: the first result for a chunk counts
-(`state.snapshot_records`). One that died leaves only orphaned files, and the next continues with exactly the missing
-chunks. The pipeline's live run merges the chunks (`chunk_deduplicator`); when the staging files that wait for it reach
+Such a run needs no lease, and several may work at the same time: the first result for a chunk
+counts (`state.snapshot_records`). A run that died leaves only orphaned files, and the next one
+continues with exactly the missing chunks. The pipeline's live run merges the chunks
+(`chunk_deduplicator`); when the staging files that wait for it reach
 `engine.snapshot.max_staged_bytes`, reading pauses.
 
 Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are
@@ -113,7 +114,8 @@ class SnapshotRun:
 
         Raises:
             NotAllowed: There is no unfinished snapshot, or this kind of source has no snapshots.
-            DeltaforgeError: A chunk cannot be read; chunks that were read count, and another run can continue.
+            DeltaforgeError: A chunk cannot be read; chunks that were read count, and another run
+                can continue.
         """
         source = self._context.build_source()
         if not isinstance(source, SnapshotSource):
@@ -150,7 +152,7 @@ class SnapshotRun:
             if finding.level == "warning":
                 self._warn(finding.text)
         chunks = snapshots.plan(tables, self._options.chunk_size, snapshot.condition)
-        planned = (PlannedChunk(one.table, one.number, one.to_json()) for one in chunks)
+        planned = (PlannedChunk(chunk.table, chunk.number, chunk.to_json()) for chunk in chunks)
         self._store.snapshots.plan(self._name, snapshot.snapshot, list(planned))
 
     @property
@@ -171,7 +173,7 @@ class SnapshotRun:
             while self._goes_on(snapshot):
                 progress = self._store.snapshots.progress(self._name, snapshot.snapshot)
                 self._progress(progress)
-                staged = sum(one.staged_bytes for one in progress.values())
+                staged = sum(table.staged_bytes for table in progress.values())
                 if staged < self._room and time.monotonic() - looked_at >= _TASKS_SECONDS:
                     looked_at = time.monotonic()
                     for task in self._next(snapshot, list(running.values())):
@@ -223,7 +225,7 @@ class SnapshotRun:
         """Return the tasks to start in addition to the running ones."""
         if len(running) >= self._width:
             return []
-        taken = {(one.table_name, one.number) for task in running for one in task.chunks}
+        taken = {(chunk.table_name, chunk.number) for task in running for chunk in task.chunks}
         tables: dict[str, deque[ChunkRow]] = {}
         for chunk in self._missing(snapshot):
             if (chunk.table_name, chunk.number) not in taken:
@@ -257,20 +259,20 @@ class SnapshotRun:
             self._context.journal.url,
             self._name,
             snapshot.snapshot,
-            [PlannedChunk(one.table_name, one.number, one.plan) for one in task.chunks],
+            [PlannedChunk(chunk.table_name, chunk.number, chunk.plan) for chunk in task.chunks],
         )
         try:
-            one = sessions.session().range(0, 1, 1, 1)
-            report = one.mapInArrow(job.run, _REPORT).toArrow()
+            frame = sessions.session().range(0, 1, 1, 1)
+            report = frame.mapInArrow(job.run, _REPORT).toArrow()
         except PySparkException as error:
             sessions.lost(error)
             raise SparkUnavailable(
                 f"snapshot {snapshot.snapshot}: the Spark job that reads {task.table} failed "
                 f"({spark_condition(error)}); see the server's log"
-            ) from None
+            ) from None  # the text of Spark's error may quote values of rows
         written, problem = written_by(report)
-        for number, what in written:
-            self._note(snapshot, task.chunks[number], what, before)
+        for number, written_chunk in written:
+            self._note(snapshot, task.chunks[number], written_chunk, before)
         if problem is not None:
             raise problem
         return written
@@ -281,6 +283,7 @@ class SnapshotRun:
         first = first_not_visible(self._store, before, written.sight)
         noted = (
             first is not None
+            # Sinks may start with that segment: they lack earlier changes that the read missed.
             and first >= snapshot.since_segment
             and self._store.snapshots.stage(
                 self._name,
@@ -294,7 +297,7 @@ class SnapshotRun:
             self._context.journal.delete(written.path)
 
     def _ended(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
-        """Handle the result of a task; a retryable error is raised only after several in a row."""
+        """Handle the end of a task; a retryable error is raised only after several in a row."""
         try:
             future.result()
         except Retryable as error:

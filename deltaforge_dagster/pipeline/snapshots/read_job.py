@@ -1,7 +1,7 @@
 """The Spark job that reads chunks of a snapshot and writes their staging files.
 
-A file does not count until the snapshot's run has recorded it, so a task that outlives its run, or reads a chunk that
-another has read meanwhile, leaves an orphan.
+A file does not count until the snapshot's run has recorded it. So a task that outlives its run, or
+reads a chunk that another task has read meanwhile, only leaves an orphaned file.
 
 Workers import this module: it needs no Spark.
 """
@@ -30,7 +30,11 @@ REPORT = pa.schema(
         pa.field("text", pa.string()),
     ]
 )
-"""Columns of a task's report: index of the chunk, and what was written as JSON text, or class and text of the error."""
+"""Columns of a task's report.
+
+`chunk` is the chunk's index. `written` is the `WrittenChunk`, JSON text, or else `error` and `text`
+are class and text of the error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class WrittenChunk:
 class StageJob:
     """A Spark job with one task: some chunks of one table to read.
 
-    It is pickled for Spark together with the source's credentials, which therefore never appear in a query plan.
+    It is pickled for Spark together with the source's credentials, which therefore never appear in
+    a query plan.
 
     Attributes:
         source: Reads the tables.
@@ -76,7 +81,7 @@ class StageJob:
             A row of `REPORT` for each chunk, up to one that cannot be read.
         """
         for _ in numbers:
-            at = 0
+            at = 0  # the index with which an error before the first chunk is reported
             try:
                 with self.source.snapshots().reader() as reader:
                     for at, chunk in enumerate(self.chunks):

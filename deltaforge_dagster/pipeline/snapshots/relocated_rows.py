@@ -1,9 +1,9 @@
 """Find rows that move between chunks while a snapshot is read, and read them again (`state.relocated_rows`).
 
-An update matters if it has missing columns (such as unchanged TOAST values) and may move its row from one chunk to
-another, and if a chunk that the row may have moved into is merged already, or is being merged and its read did not
-see the update.
-A chunk that is merged later, and whose read saw the update, cannot have missed the row.
+An update matters if it has missing columns (such as unchanged TOAST values) and may move its row
+from one chunk to another, and if a chunk that the row may have moved into is merged already, or is
+being merged and its read did not see the update. A chunk that is merged later, and whose read saw
+the update, cannot have missed the row.
 
 The new keys of such rows are recorded before their segment is added to the journal, so that a crash loses
 none. Some of these rows were read after all; they are then delivered again, as they are. When all chunks of
@@ -63,9 +63,9 @@ class _WatchedTable:
         """Yield the possible moves among updates with missing columns."""
         rows, old_keys = changed_keys(updates)
         old = dict(zip(rows.tolist(), old_keys.to_pylist(), strict=True))
-        some = np.arange(updates.num_rows) if self.by_block else rows
-        chosen = updates.select(["after", "key"]).take(pa.array(some, pa.int64()))
-        for index, row in zip(some.tolist(), chosen.to_pylist(), strict=True):
+        indexes = np.arange(updates.num_rows) if self.by_block else rows
+        chosen = updates.select(["after", "key"]).take(pa.array(indexes, pa.int64()))
+        for index, row in zip(indexes.tolist(), chosen.to_pylist(), strict=True):
             if row["key"] is not None and is_partial(row["after"], self.columns):
                 yield cast("str", old.get(index, row["key"])), row["key"]
 
@@ -87,7 +87,11 @@ class RelocatedRows:
         self._tables: dict[str, _WatchedTable | None] = {}
 
     def poll(self, snapshot: SnapshotRow | None) -> None:
-        """Update the tables to watch: those with merged chunks, until all are merged and no relocated rows are left."""
+        """Update the tables to watch.
+
+        These are the tables with merged chunks, until all their chunks are merged and no relocated
+        rows are left.
+        """
         if snapshot is None:
             self._tables = {}
             return
@@ -97,8 +101,10 @@ class RelocatedRows:
         progress = self._store.snapshots.progress(self._lease.pipeline, self._snapshot)
         self._tables = {
             table: self._tables.get(table)
-            for table, one in progress.items()
-            if one.chunks > 1 and one.spliced and (one.spliced < one.chunks or table in relocated)
+            for table, counts in progress.items()
+            if counts.chunks > 1
+            and counts.spliced
+            and (counts.spliced < counts.chunks or table in relocated)
         }
 
     def watch(self, segment: WrittenSegment) -> None:
@@ -120,7 +126,7 @@ class RelocatedRows:
             not_visible: Changes of its table that the read could not see, in log order.
         """
         if Chunk.from_json(chunk.plan).kind == "whole":
-            return  # there is no other chunk that a row could come from
+            return  # the chunk is the whole table, so no row can come from another one
         watched = _WatchedTable.of(chunk)
         for batch in not_visible:
             moves = watched.moves(_updates(batch, chunk.table_name))
@@ -128,8 +134,8 @@ class RelocatedRows:
         self._tables.setdefault(chunk.table_name, watched)
 
     def _note(self, snapshot: int, table: str, moves: Iterable[Move]) -> None:
-        found = list(moves)
-        if not found:
+        new_moves = list(moves)
+        if not new_moves:
             return
         pipeline = self._lease.pipeline
         # In this order: rows that are planned in between are in one of the two answers.
@@ -141,25 +147,26 @@ class RelocatedRows:
                 pipeline, snapshot, table=table, state=state, limit=2
             )
         ]
-        keys = {new for _, new in found}
+        keys = {new for _, new in new_moves}
         if not any(chunk.keys is None for chunk in open_) and len(open_) < 2:
             wanted = relocated.union(*(chunk.keys or () for chunk in open_))
-            keys = set(_followed(found, wanted))
+            keys = set(_followed(new_moves, wanted))
         if keys - relocated:
             self._lease.write(lambda writing: writing.relocated_rows.note(snapshot, table, keys))
 
     def _watched(self, table: str) -> _WatchedTable | None:
         """Return the description of a table; None if all its chunks will be read again."""
-        spliced = self._store.snapshots.chunks(
+        merged = self._store.snapshots.chunks(
             self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
         )
-        return _WatchedTable.of(spliced[0]) if spliced else None
+        return _WatchedTable.of(merged[0]) if merged else None
 
 
 def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
-    """Plan chunks that read the relocated rows of tables whose other chunks are merged; any reading run may call it.
+    """Plan chunks that read the relocated rows of tables whose other chunks are all merged.
 
-    After `MAX_ROUNDS` rounds for a table the snapshot is cancelled.
+    Any run that reads a snapshot may call it. After `MAX_ROUNDS` rounds for a table the snapshot is
+    cancelled.
     """
     for table in store.relocated_rows.ready_tables(pipeline, snapshot.snapshot):
         keys = store.relocated_rows.read(pipeline, snapshot.snapshot, table)
@@ -192,5 +199,7 @@ def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:
 
 
 def _updates(rows: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    ours = pc.equal(full_names(rows), pa.scalar(table))
-    return rows.filter(pc.and_(ours, pc.equal(rows.column("op").cast(pa.string()), pa.scalar("u"))))
+    of_table = pc.equal(full_names(rows), pa.scalar(table))
+    return rows.filter(
+        pc.and_(of_table, pc.equal(rows.column("op").cast(pa.string()), pa.scalar("u")))
+    )

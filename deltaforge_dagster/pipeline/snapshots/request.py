@@ -46,26 +46,30 @@ def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bo
         store: Where snapshots are; None when nothing has run yet.
         loaded: The pipeline file.
     """
-    made = [] if store is None else store.snapshots.read(loaded.name)
-    if made and made[0].state in ("wanted", "reading"):
+    snapshots = [] if store is None else store.snapshots.read(loaded.name)
+    if snapshots and snapshots[0].state in ("wanted", "reading"):
         return True
-    return _asks(store, loaded, made) or (
+    return _asks(store, loaded, snapshots) or (
         store is not None and bool(_sinks_that_ask(store, loaded))
     )
 
 
 def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
     """Return the sinks that start with a snapshot and have none yet."""
-    known = store.checkpoints.read(loaded.name)
-    asking = [one.config.id for one in loaded.spec.spec.sinks if one.config.start == "snapshot"]
-    return [one for one in asking if one in known and known[one].snapshot_due]
+    checkpoints = store.checkpoints.read(loaded.name)
+    asking = [
+        block.config.id for block in loaded.spec.spec.sinks if block.config.start == "snapshot"
+    ]
+    return [sink for sink in asking if sink in checkpoints and checkpoints[sink].snapshot_due]
 
 
-def _asks(store: StateStore | None, loaded: LoadedPipeline, made: list[SnapshotRow]) -> bool:
+def _asks(store: StateStore | None, loaded: LoadedPipeline, snapshots: list[SnapshotRow]) -> bool:
     block = loaded.spec.spec.source.config.snapshot
     if block is None or block.mode == "never":
         return False
-    by_file = [one for one in made if one.cause in ("initial", "always", RECOVERY)]
+    by_file = [
+        snapshot for snapshot in snapshots if snapshot.cause in ("initial", "always", RECOVERY)
+    ]
     if block.mode == "initial":
         return not by_file and first_start(store, loaded).at is None
-    return all(one.spec_hash != loaded.hash for one in by_file)
+    return all(snapshot.spec_hash != loaded.hash for snapshot in by_file)

@@ -6,8 +6,8 @@ SQLite     one file, WAL, `synchronous=FULL`: a commit is on disk when it return
            it writes (SQLite manual, "Transactions" and "Write-Ahead Logging")
 PostgreSQL psycopg; a dead connection is replaced at the next call. The server ends a
            transaction that its client leaves idle, so a stalled process cannot keep a
-           lock forever; therefore no statements are sent as a pipeline, amid which a
-           session never counts as idle
+           lock forever. Statements are never sent in pipeline mode, because a session
+           does not count as idle while a pipeline is unfinished
 memory     SQLite in memory: one connection for all threads of one process
 ========== ===========================================================================
 
@@ -338,21 +338,21 @@ class _File:
     def check(self) -> None:
         """Raise `StoreLost` unless the file is the one that was opened."""
         try:
-            found = self._look()
+            identity = self._look()
         except FileNotFoundError:
-            found = None
+            identity = None
         except OSError:  # SQLite will report the problem
             return
-        if found != self._identity:
+        if identity != self._identity:
             raise StoreLost(
-                f"state store {self._path}: the file was {'removed' if found is None else 'replaced'} "
-                "while this process worked with it, so it ends; bring the file back "
-                "(deltaforge state restore), then start again"
+                f"state store {self._path}: the file was "
+                f"{'removed' if identity is None else 'replaced'} while this process worked with "
+                "it, so it ends; bring the file back (deltaforge state restore), then start again"
             )
 
     def _look(self) -> tuple[int, int]:
-        found = self._path.stat()
-        return found.st_dev, found.st_ino
+        stat = self._path.stat()
+        return stat.st_dev, stat.st_ino
 
 
 def _begin(connection: Connection) -> None:
@@ -399,8 +399,9 @@ def _execute_one_by_one(
 ) -> Literal[True]:
     """Execute a statement for each set of parameters; INSERTs come here with many rows in each.
 
-    psycopg's `executemany` would send them as a pipeline. If the process is frozen amid one, the server waits for the
-    next message without a limit: `idle_in_transaction_session_timeout` applies only to what has been synchronized.
+    psycopg's `executemany` would send them in pipeline mode. If the process is frozen amid a
+    pipeline, the server waits for the next message without a limit:
+    `idle_in_transaction_session_timeout` applies only after a synchronization.
     """
     for values in parameters:
         cursor.execute(statement, values)

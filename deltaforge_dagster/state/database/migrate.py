@@ -60,7 +60,7 @@ def _config() -> Config:
 def _known_versions() -> tuple[str, ...]:
     """Return the versions that this code knows, newest first."""
     script = ScriptDirectory.from_config(_config())
-    return tuple(one.revision for one in script.walk_revisions())
+    return tuple(revision.revision for revision in script.walk_revisions())
 
 
 def _version(connection: Connection) -> str | None:

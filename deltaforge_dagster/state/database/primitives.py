@@ -185,12 +185,12 @@ class Queue:
         """Add `value` at the end and return its id."""
         with self._database.write() as connection:
             _one_at_a_time(connection, queue)
-            item: int = connection.execute(
+            item_id: int = connection.execute(
                 insert(queue)
                 .values(ns=self._ns, key=key, val=value, ts=clock())
                 .returning(queue.c.id)
             ).scalar_one()
-            return item
+            return item_id
 
     def peek(self, key: str, n: int) -> list[QueueItem]:
         """Return the `n` oldest items, oldest first, without removing them."""
@@ -203,11 +203,13 @@ class Queue:
         with self._database.read() as connection:
             return [QueueItem(*row) for row in connection.execute(query)]
 
-    def ack(self, key: str, item: int) -> int:
+    def ack(self, key: str, item_id: int) -> int:
         """Remove the items of `key` with an id of at most `item`; return how many there were."""
         with self._database.write() as connection:
             return connection.execute(
-                delete(queue).where(queue.c.ns == self._ns, queue.c.key == key, queue.c.id <= item)
+                delete(queue).where(
+                    queue.c.ns == self._ns, queue.c.key == key, queue.c.id <= item_id
+                )
             ).rowcount
 
     def drop_oldest(self, key: str, n: int) -> int:

@@ -69,8 +69,8 @@ def read_rows(
 
 def find_pipeline(connection: Connection, name: str) -> PipelineRow | None:
     """Return a pipeline, or None if it was never registered."""
-    found = read_rows(connection, PipelineRow, pipelines.c.name == name)
-    return found[0] if found else None
+    rows = read_rows(connection, PipelineRow, pipelines.c.name == name)
+    return rows[0] if rows else None
 
 
 def known_pipeline(connection: Connection, name: str) -> PipelineRow:
@@ -87,8 +87,8 @@ def known_pipeline(connection: Connection, name: str) -> PipelineRow:
 
 def read_checkpoints(connection: Connection, pipeline: str) -> dict[str, CheckpointRow]:
     """Return the checkpoint of every sink of a pipeline."""
-    found = read_rows(connection, CheckpointRow, checkpoints.c.pipeline == pipeline)
-    return {row.sink: row for row in found}
+    rows = read_rows(connection, CheckpointRow, checkpoints.c.pipeline == pipeline)
+    return {row.sink: row for row in rows}
 
 
 def between(
