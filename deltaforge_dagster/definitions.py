@@ -1,7 +1,7 @@
 """The Dagster definitions, composed from the pipelines in files and in the state store.
 
-`workspace.yaml` names this module. Environment variables say where the pipeline files and the rest of the
-installation are (`config.settings`).
+`workspace.yaml` names this module. Environment variables say where the pipeline files and the rest
+of the installation are (`config.settings`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def build_definitions(
 ) -> dg.Definitions:
     """Return the definitions of pipelines.
 
-    A pipeline whose file is invalid is shown as an asset with a failing check. If it has run before, it keeps its
-    other assets and its jobs, so that starting one reports why it cannot run.
+    A pipeline whose file is invalid is shown as an asset with a failing check. If it has run
+    before, it keeps its other assets and its jobs, so that starting one reports why it cannot run.
 
     Args:
         settings: The settings of the installation.

@@ -103,8 +103,8 @@ class DeltaforgeError(Exception):
 
     Attributes:
         kind: Label of the error class in metrics (`auth`, `connect`, `checkpoint`, ...).
-        acknowledged: Set by a sink that acknowledges parts of a batch: everything up to this ordinal of the batch that
-            failed was delivered.
+        acknowledged: Set by a sink that acknowledges parts of a batch: everything up to this
+            ordinal of the batch that failed was delivered.
         remedy: The commands that fix the problem; empty if the text says what to do.
     """
 
@@ -269,9 +269,11 @@ class Undeliverable(SinkRejected):
 
     Attributes:
         ordinal: The ordinal of the message's change in its segment.
-        cause: `routing` (there is no destination, or its name is invalid), `serialization` (the change
-            cannot be converted to a message, or the destination refuses its content) or `too_large`.
-        detail: The destination's own words, which may quote values of the row. Only dead letters show them.
+        cause: `routing` (there is no destination, or its name is invalid), `serialization` (the
+            change cannot be converted to a message, or the destination refuses its content) or
+            `too_large`.
+        detail: The destination's own words, which may quote values of the row. Only dead letters
+            show them.
     """
 
     def __init__(self, message: str, ordinal: int, cause: str, detail: str = "") -> None:

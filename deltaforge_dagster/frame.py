@@ -1,9 +1,9 @@
 """The change frame: one row per change, in log order; the journal's schema and Spark's input.
 
 A source fills every column of `CAPTURED`; the run numbers the rows (`segment`, `ordinal`) when it
-writes them into a segment. `synthetic` was added later than the other columns: in files without it, it is
-read as null. Row images are JSON text, written once by capture and not parsed
-again on the way to a sink unless a processor needs it. Every source uses the same columns:
+writes them into a segment. `synthetic` was added later than the other columns: in files without it,
+it is read as null. Row images are JSON text, written once by capture and not parsed again on the
+way to a sink unless a processor needs it. Every source uses the same columns:
 
 =================  ==========================================================================
 segment, ordinal   place in the journal; ordinals of a segment are 0, 1, 2 ... without gaps

@@ -43,7 +43,8 @@ def find_kinds(
     Args:
         group: The group of the entry points.
         built_in: The built-in kinds, `module:object` by name. A package cannot replace them.
-        base: The class of which a kind must be an instance; it has `name`, `summary` and the model `config`.
+        base: The class of which a kind must be an instance; it has `name`, `summary` and the model
+            `config`.
         block: The base class for the models of blocks with `type` and `config`.
         check: Raises an exception if a kind cannot be used.
     """

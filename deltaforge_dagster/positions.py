@@ -1,8 +1,9 @@
 """Positions in a source's log, as ordered values and as JSON text.
 
 The state store, the journal and Dagster's metadata contain positions as JSON text. Only the source
-that created a position interprets it; everything else only compares positions of the same source with `<`.
-Each kind of source has a class of its own; `sources.registry.parse_position` reads the text of any of them.
+that created a position interprets it; everything else only compares positions of the same source
+with `<`. Each kind of source has a class of its own; `sources.registry.parse_position` reads the
+text of any of them.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class TableSchema:
         table: Name of the table.
         columns: Its columns, in the table's order.
         primary_key: Names of the columns of the rows' `key`; empty without one.
-        relation: PostgreSQL: OID of the table, within which columns have numbers; None for other databases. Not a part of the
-            version.
+        relation: PostgreSQL: OID of the table, within which columns have numbers; None for other
+            databases. Not a part of the version.
     """
 
     db: str
@@ -194,9 +194,10 @@ class ColumnDetails:
 
     Attributes:
         nullable: Whether the column accepts NULL.
-        default: The default in the catalog's notation; None without one, and for a column whose values are
-            hidden.
-        extra: How the database generates its values, such as `auto_increment`; empty if it does not.
+        default: The default in the catalog's notation; None without one, and for a column whose
+            values are hidden.
+        extra: How the database generates its values, such as `auto_increment`; empty if it does
+            not.
     """
 
     nullable: bool

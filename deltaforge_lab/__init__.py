@@ -1,1 +1,4 @@
-"""The lab: real servers, synthetic logs, the demo and the benchmarks. The product never imports it."""
+"""The lab: real servers, synthetic logs, the demo and the benchmarks.
+
+The product never imports it.
+"""

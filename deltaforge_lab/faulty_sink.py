@@ -1,8 +1,9 @@
 """A wrapper that makes any sink fail on command, for tests and failure drills.
 
 The environment variable `DELTAFORGE_SINK_FAULTS` names a directory. While this directory contains a
-file named after a sink's id, that sink misbehaves in every process. The product finds `wrap` by the entry point
-of the variable's name in the group `deltaforge.sink_wrappers`. The file's content says how the sink misbehaves:
+file named after a sink's id, that sink misbehaves in every process. The product finds `wrap` by the
+entry point of the variable's name in the group `deltaforge.sink_wrappers`. The file's content says
+how the sink misbehaves:
 
 ==================  ====================================================================
 `fail_before`       nothing is delivered, the sink cannot be reached (`open`, `send`)

@@ -50,7 +50,8 @@ def build_app(context: ApiContext, *, token: str | None, limits: RequestLimits) 
 
     Args:
         context: The installation.
-        token: The token that requests must carry; None if the server only listens on loopback addresses.
+        token: The token that requests must carry; None if the server only listens on loopback
+            addresses.
         limits: Limits for clients' requests.
     """
     app = FastAPI(
@@ -69,7 +70,8 @@ def build_metrics_app(context: ApiContext, *, token: str | None, limits: Request
 
     Args:
         context: The installation.
-        token: The token that requests must carry; None if the server only listens on loopback addresses.
+        token: The token that requests must carry; None if the server only listens on loopback
+            addresses.
         limits: Limits for clients' requests.
     """
     app = FastAPI(openapi_url=None)

@@ -97,7 +97,10 @@ Context = Annotated[ApiContext, Depends(_context)]
 
 
 class RequestClient:
-    """The client of a request. Routes that run in a thread check between steps that it is still connected."""
+    """The client of a request.
+
+    Routes that run in a thread check between steps that it is still connected.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request

@@ -2,9 +2,9 @@
 
 Health probes are not rate-limited: an orchestrator that gets 429 would stop a healthy server.
 
-Without a token the server only listens on loopback addresses. Any page open in a browser on this machine could
-still send requests. Therefore the request's Host must be a loopback name, since a site can point its own name to
-127.0.0.1, and so must its Origin, if it has one.
+Without a token the server only listens on loopback addresses. Any page open in a browser on this
+machine could still send requests. Therefore the request's Host must be a loopback name, since a
+site can point its own name to 127.0.0.1, and so must its Origin, if it has one.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class Guard:
 
     Args:
         app: The application behind it.
-        token: The token that requests must carry; None if the server only listens on loopback addresses.
+        token: The token that requests must carry; None if the server only listens on loopback
+            addresses.
         limits: Limits for clients' requests.
     """
 

@@ -1,7 +1,8 @@
 """The metrics of an installation, gathered from the state store for each scrape.
 
-Counters of pipelines are stored as the pipelines work (`state.metrics`); gauges of the current state are computed
-here. Every family of `state.metric_families` is always present, with zeros for what has not happened yet.
+Counters of pipelines are stored as the pipelines work (`state.metrics`); gauges of the current
+state are computed here. Every family of `state.metric_families` is always present, with zeros for
+what has not happened yet.
 """
 
 from __future__ import annotations

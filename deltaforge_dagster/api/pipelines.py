@@ -1,7 +1,7 @@
 """Routes that validate, list, create, change and delete pipelines.
 
-Requests contain pipelines as *documents*: a pipeline file as JSON, in which environment variables are not expanded.
-A patch is merged into the document that is stored.
+Requests contain pipelines as *documents*: a pipeline file as JSON, in which environment variables
+are not expanded. A patch is merged into the document that is stored.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def create(document: _JsonObject, request: Request, context: Context) -> PipeCha
 def patch(name: str, changes: _JsonObject, request: Request, context: Context) -> PipeChange:
     """Change a pipeline that was created through this API.
 
-    Its run ends, and the next one continues from the checkpoints. A stopped pipeline is started. A removed sink
-    loses its checkpoint.
+    Its run ends, and the next one continues from the checkpoints. A stopped pipeline is started. A
+    removed sink loses its checkpoint.
     """
     stored = _stored(context, name)
     before = context.pipeline(name)
@@ -244,9 +244,10 @@ def _checked(value: Mapping[str, Any], *, strict: bool) -> LoadedPipeline:
 def _merged(value: Any, patch: Any, shown: Any) -> Any:
     """Return a part of a document with a patch applied.
 
-    Objects are merged recursively, arrays by index; a longer array in the patch appends entries. Null resets a
-    field to its default and removes an entry from an array. A value that is patched with its form in responses
-    stays unchanged: responses mask secrets, and sending a response back must not replace them with `***`.
+    Objects are merged recursively, arrays by index; a longer array in the patch appends entries.
+    Null resets a field to its default and removes an entry from an array. A value that is patched
+    with its form in responses stays unchanged: responses mask secrets, and sending a response back
+    must not replace them with `***`.
 
     Args:
         value: The part as it is; None if it does not exist.

@@ -1,7 +1,8 @@
 """Routes for the tables of a pipeline: their captured versions, and the source's current catalog.
 
-A path names a table as `{db}/{table}`, database and table name. In databases with schemas, `{table}` may also be
-`schema.table`, and `{db}` may be a schema, as long as the path is unambiguous.
+A path names a table as `{db}/{table}`, database and table name. In databases with schemas,
+`{table}` may also be `schema.table`, and `{db}` may be a schema, as long as the path is
+unambiguous.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def tables(loaded: Pipeline, context: Context) -> list[View]:
 def reload(loaded: Pipeline, context: Context, caller: Caller) -> View:
     """Compare every table in the database with its newest captured version.
 
-    Nothing is registered: rows are decoded with the version that was in force at their position in the log. If the
-    client disconnects, the remaining tables are skipped.
+    Nothing is registered: rows are decoded with the version that was in force at their position in
+    the log. If the client disconnects, the remaining tables are skipped.
     """
     with _source(loaded) as source:
         return live_schemas.reload(
@@ -62,8 +63,8 @@ def table(
 ) -> View:
     """Return one table with its columns: the current version, or the one of a version or sequence number.
 
-    For the current version, what the log does not contain (`default`, `extra`, `nullable`) is read from the source's
-    catalog; if that fails, `catalog` has the error.
+    For the current version, what the log does not contain (`default`, `extra`, `nullable`) is read
+    from the source's catalog; if that fails, `catalog` has the error.
     """
 
     def ask() -> View:

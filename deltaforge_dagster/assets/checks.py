@@ -1,10 +1,12 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
-During a run, each tick of the sensor also reports when a sink begins to fail or has everything again, and when
-changes are held or cannot be delivered.
+During a run, each tick of the sensor also reports when a sink begins to fail or has everything
+again, and when changes are held or cannot be delivered.
 
-- `source`: source and state store can be queried and changes are captured; each tick reports it as well.
-- `preflight`: the source's server is set up as capture needs it; errors and warnings fail it, notes do not.
+- `source`: source and state store can be queried and changes are captured; each tick reports it as
+  well.
+- `preflight`: the source's server is set up as capture needs it; errors and warnings fail it, notes
+  do not.
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: Dagster's metadata of the newest ranges agrees with the state store.
 - `holds`: no changes are held because they could not be decoded or wait for schema approval.
@@ -13,10 +15,11 @@ changes are held or cannot be delivered.
   is paused, or had lost data and got it again, is a warning.
 - `freshness`, one per sink: no captured change has waited longer for the sink than the file's
   `engine.dagster.freshness` allows. A quiet source makes no sink stale.
-- `sensing` and `drift`, if schema sensing is enabled: it makes progress, and rows match their tables. Both only warn.
+- `sensing` and `drift`, if schema sensing is enabled: it makes progress, and rows match their
+  tables. Both only warn.
 
-They are `check_specs` of the pipeline's asset, and the run logs their results itself, since Dagster skips a
-separate check step if an asset yields nothing.
+They are `check_specs` of the pipeline's asset, and the run logs their results itself, since Dagster
+skips a separate check step if an asset yields nothing.
 """
 
 from __future__ import annotations

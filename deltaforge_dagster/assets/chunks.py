@@ -1,7 +1,7 @@
 """The work of a snapshot asset's op: reads chunks, and publishes what was read in Dagster.
 
-Live runs that a command started import this module as well, so it imports Spark and the kernels, which takes a
-second, only when there is something to read.
+Live runs that a command started import this module as well, so it imports Spark and the kernels,
+which takes a second, only when there is something to read.
 """
 
 from __future__ import annotations

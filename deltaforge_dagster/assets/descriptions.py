@@ -1,6 +1,7 @@
 """The specs of a pipeline's assets, with the descriptions, owners, tags and metadata that the UI shows.
 
-They must not contain secrets: only names and templates of destinations are taken from the pipeline file.
+They must not contain secrets: only names and templates of destinations are taken from the pipeline
+file.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ def _readable(template: str) -> str:
 def _everywhere(loaded: LoadedPipeline, part: str | None = None) -> dict[str, Any]:
     """Return what all assets of a pipeline have in common: group, owners and tags.
 
-    The pipeline's own assets are one group; the tables of its source and of each sink, which are many, have groups of
-    their own.
+    The pipeline's own assets are one group; the tables of its source and of each sink, which are
+    many, have groups of their own.
     """
     group = loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name)
     return {
@@ -236,8 +237,8 @@ _RESERVED = "dagster/"
 def owners(metadata: Metadata) -> list[str]:
     """Return the owners of a pipeline's assets, in Dagster's format.
 
-    An annotation or label called `owner`, `owners` or `team` is a comma-separated list of owners. An owner that is an
-    email address is shown as it is, any other as a team.
+    An annotation or label called `owner`, `owners` or `team` is a comma-separated list of owners.
+    An owner that is an email address is shown as it is, any other as a team.
     """
     texts = [
         block[name]
@@ -252,7 +253,8 @@ def owners(metadata: Metadata) -> list[str]:
 def tags(metadata: Metadata) -> dict[str, str]:
     """Return the tags of a pipeline's assets, by which the UI can filter: its tenant and its labels.
 
-    Labels that Dagster does not accept as tags are left out (values may have up to 63 letters, digits, `_`, `-`, `.`).
+    Labels that Dagster does not accept as tags are left out (values may have up to 63 letters,
+    digits, `_`, `-`, `.`).
     """
     return {
         key: value

@@ -1,8 +1,8 @@
 """The work of a pipeline asset's op: a live run, a Materialize of chosen ranges, or checks.
 
-The op imports this module when it runs; the definitions do not, because a code server does not need it. Spark and the
-kernels, which take a second to import, are imported by a live run once it holds the lease (`pipeline.run`), and by a
-Materialize when it begins (`materialize`).
+The op imports this module when it runs; the definitions do not, because a code server does not need
+it. Spark and the kernels, which take a second to import, are imported by a live run once it holds
+the lease (`pipeline.run`), and by a Materialize when it begins (`materialize`).
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
 
     Raises:
         DeltaforgeError: The work could not be done; the message says why.
-        dg.Failure: The run ended, but capture or the lease failed, every sink is down, or the snapshot could
-            not be read.
+        dg.Failure: The run ended, but capture or the lease failed, every sink is down, or the
+            snapshot could not be read.
     """
     setup_logs()
     arrow_without_pandas()

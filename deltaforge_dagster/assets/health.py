@@ -1,8 +1,9 @@
 """The asset that represents a whole pipeline: one line of Dagster's Catalog, red while there is a problem.
 
-For an asset with partitions, the Catalog's list shows how many of them are materialized, but not whether a check
-fails. So each pipeline also has an asset without partitions, whose only check fails with every problem that
-`deltaforge status` shows. A pipeline whose file cannot be loaded always has this asset, and never affects the others.
+For an asset with partitions, the Catalog's list shows how many of them are materialized, but not
+whether a check fails. So each pipeline also has an asset without partitions, whose only check fails
+with every problem that `deltaforge status` shows. A pipeline whose file cannot be loaded always has
+this asset, and never affects the others.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """The assets of lake tables: the tables in which a sink keeps each table of the source.
 
-Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit that has reached a table
-(`publish_writes`). The data version is the position that the table has reached, so that assets which depend on a table
-can be materialized whenever it has new data. Its rows come from a table of the source, which is an asset as well.
+Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit
+that has reached a table (`publish_writes`). The data version is the position that the table has
+reached, so that assets which depend on a table can be materialized whenever it has new data. Its
+rows come from a table of the source, which is an asset as well.
 
 Dagster shows a new table once it loads the definitions again.
 """
@@ -76,8 +77,8 @@ def publish_writes(
 ) -> int:
     """Report each commit to a table that is not reported yet; return how many events were written.
 
-    The event is written first, then the write is marked as published; if the event is already there, only the mark is
-    written.
+    The event is written first, then the write is marked as published; if the event is already
+    there, only the mark is written.
     """
     writes = store.lake_commits.unpublished(loaded.name)
     histories = (

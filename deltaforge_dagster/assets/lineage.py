@@ -1,8 +1,8 @@
 """The column lineage of lake tables: their columns of the source, as far as these are certain.
 
-A column is the source's column of the same name, unless a rule or a processor makes something else of it. So there is no
-lineage of columns that a rule masks or a processor computes, and none at all behind a processor whose effect on rows
-is not known from the pipeline file, such as a script.
+A column is the source's column of the same name, unless a rule or a processor makes something else
+of it. So there is no lineage of columns that a rule masks or a processor computes, and none at all
+behind a processor whose effect on rows is not known from the pipeline file, such as a script.
 """
 
 from __future__ import annotations

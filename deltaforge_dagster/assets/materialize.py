@@ -124,7 +124,8 @@ def _deliver(
 ) -> None:
     """Replay the ranges that the sink has, then catch it up to the last chosen range that it lacks.
 
-    Only ranges that the sink has can be reprocessed; the others are delivered as the journal recorded them.
+    Only ranges that the sink has can be reprocessed; the others are delivered as the journal
+    recorded them.
     """
     reprocess = context.run.tags.get(RUN_TAG) == "reprocess"
 

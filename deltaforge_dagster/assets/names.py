@@ -1,7 +1,8 @@
 """The names in Dagster: asset keys, partitions, jobs, tags.
 
-Asset keys have the pipeline's name. Dagster refuses hyphens and dots in the names of ops, jobs and sensors; these
-have underscores instead, and a short hash if that changed the name, so that `a-b` and `a_b` stay different.
+Asset keys have the pipeline's name. Dagster refuses hyphens and dots in the names of ops, jobs and
+sensors; these have underscores instead, and a short hash if that changed the name, so that `a-b`
+and `a_b` stay different.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ PIPELINE_TAG = "deltaforge/pipeline"
 RUN_TAG = "deltaforge/run"
 """The purpose of a run.
 
-`live` captures and delivers, `snapshot` reads the missing chunks of a snapshot; sensors start both. Every other
-run is a Materialize of chosen partitions, for which the tag may be set to `reprocess`, to deliver what the current
-processors make of the ranges to sinks that have them, or to `preview`, to only show that at `changes`.
+`live` captures and delivers, `snapshot` reads the missing chunks of a snapshot; sensors start both.
+Every other run is a Materialize of chosen partitions, for which the tag may be set to `reprocess`,
+to deliver what the current processors make of the ranges to sinks that have them, or to `preview`,
+to only show that at `changes`.
 """
 REASON_TAG = "deltaforge/reason"
 COMMAND = "command"

@@ -1,14 +1,15 @@
 """The multi-asset of a pipeline: `changes` and one asset per sink, partitioned by the pipeline's ranges.
 
-The op behind them does one of two things. With the tag `deltaforge/run: live` it is the pipeline's run, which
-captures, delivers and publishes ranges as it goes. Any other run is a Materialize of ranges chosen in the UI:
-`changes` is verified; a sink gets the ranges that it has again, as a replay, and catches up in order with those
-that it does not have yet.
+The op behind them does one of two things. With the tag `deltaforge/run: live` it is the pipeline's
+run, which captures, delivers and publishes ranges as it goes. Any other run is a Materialize of
+ranges chosen in the UI: `changes` is verified; a sink gets the ranges that it has again, as a
+replay, and catches up in order with those that it does not have yet.
 
-The op yields no results for its assets, because in a backfill a yielded result would overwrite the metadata of
-every partition. It writes the events of assets (`publish`) and of checks itself. Outputs of checks are not
-optional in Dagster, unlike those of assets: for each one that is not yielded, Dagster would log a message and create
-an empty output. So the op yields these empty outputs, which do not affect the checks.
+The op yields no results for its assets, because in a backfill a yielded result would overwrite the
+metadata of every partition. It writes the events of assets (`publish`) and of checks itself.
+Outputs of checks are not optional in Dagster, unlike those of assets: for each one that is not
+yielded, Dagster would log a message and create an empty output. So the op yields these empty
+outputs, which do not affect the checks.
 """
 
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
 
     If the pipeline's file cannot be loaded, every run of the asset fails at once, and says why.
 
-    Dagster derives Python names from asset keys, in which `a-b` and `a_b` would collide. So the asset is built with
-    keys whose names stay different, and gets its real keys afterwards.
+    Dagster derives Python names from asset keys, in which `a-b` and `a_b` would collide. So the
+    asset is built with keys whose names stay different, and gets its real keys afterwards.
     """
     if isinstance(pipeline, FormerPipeline):
         loaded, parts, problem = pipeline.loaded, pipeline.parts, pipeline.problem

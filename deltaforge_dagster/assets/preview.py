@@ -1,7 +1,7 @@
 """A preview as tables: for the terminal, and as an observation of the previewed range.
 
-The observation names the events that would differ, and the fields. It contains no values of rows, since Dagster's
-event log is visible to all its users.
+The observation names the events that would differ, and the fields. It contains no values of rows,
+since Dagster's event log is visible to all its users.
 """
 
 from __future__ import annotations

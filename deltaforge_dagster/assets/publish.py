@@ -1,11 +1,11 @@
 """Publication: writes the materializations of ranges into Dagster's event log.
 
-Both a run and a sensor tick call `publish`; they differ only in how an event is written (`emit`). The event is
-written first, its `published` row second. A call that finds an event without the row (a run was killed between the
-two) writes only the row, so that a range is published once.
+Both a run and a sensor tick call `publish`; they differ only in how an event is written (`emit`).
+The event is written first, its `published` row second. A call that finds an event without the row
+(a run was killed between the two) writes only the row, so that a range is published once.
 
-A materialization links to the run that produced it, and to the range's first file in the journal; the other files
-are in the same directory.
+A materialization links to the run that produced it, and to the range's first file in the journal;
+the other files are in the same directory.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _provenance(pipeline: str, publication: Publication) -> dict[str, str]:
 
     They are those that Dagster writes for yielded results.
 
-    The data version of a range is its content hash in every asset. It stays the same when the range is verified or
-    replayed again, so only a changed spec makes a range stale.
+    The data version of a range is its content hash in every asset. It stays the same when the range
+    is verified or replayed again, so only a changed spec makes a range stale.
     """
     if publication.code_version is None:
         return {}

@@ -63,8 +63,8 @@ def publish_versions(
 ) -> int:
     """Write a materialization of each version that has none; return how many were written.
 
-    The event is written first, then the version is marked as published; if the event is already there, only the
-    mark is written.
+    The event is written first, then the version is marked as published; if the event is already
+    there, only the mark is written.
     """
     written = 0
     for history, version in store.schemas.unpublished(pipeline):

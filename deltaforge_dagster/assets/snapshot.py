@@ -1,8 +1,9 @@
 """The asset of a pipeline's snapshots: one partition is one chunk of a table.
 
-With the tag `deltaforge/run: snapshot` its op reads the missing chunks of the unfinished snapshot. Any other run is a
-Materialize of chunks chosen in the UI, which are read again as part of the newest snapshot. In both cases the op
-writes a materialization for each chunk that was read; the pipeline's run puts the rows into the journal.
+With the tag `deltaforge/run: snapshot` its op reads the missing chunks of the unfinished snapshot.
+Any other run is a Materialize of chunks chosen in the UI, which are read again as part of the
+newest snapshot. In both cases the op writes a materialization for each chunk that was read; the
+pipeline's run puts the rows into the journal.
 """
 
 from collections.abc import Iterator

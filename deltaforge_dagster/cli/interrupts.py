@@ -8,8 +8,8 @@ import signal
 def interrupt_once(*_: object) -> None:
     """Handle SIGTERM or SIGHUP like Ctrl-C.
 
-    Whoever ends the process may repeat the signal until it is gone. Both signals are ignored from then on,
-    so that repeats do not interrupt the shutdown; Ctrl-C still does.
+    Whoever ends the process may repeat the signal until it is gone. Both signals are ignored from
+    then on, so that repeats do not interrupt the shutdown; Ctrl-C still does.
 
     Raises:
         KeyboardInterrupt: Always.

@@ -1,10 +1,11 @@
 """The `deltaforge` command: the list of its commands, exit codes and error messages.
 
-Exit codes: 0 success, 1 failure, 2 wrong usage (an unknown name, an invalid file or setting), 130 interrupted by
-Ctrl-C. A `DeltaforgeError` or a file system error is one message on standard error, never a stack trace.
+Exit codes: 0 success, 1 failure, 2 wrong usage (an unknown name, an invalid file or setting), 130
+interrupted by Ctrl-C. A `DeltaforgeError` or a file system error is one message on standard error,
+never a stack trace.
 
-Each command's module is imported only when the command is called, so `deltaforge --help` loads neither Dagster
-nor PySpark.
+Each command's module is imported only when the command is called, so `deltaforge --help` loads
+neither Dagster nor PySpark.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ def say(text: str, fields: Mapping[str, Any], *, as_json: bool) -> None:
 def answers() -> Console:
     """Return the console that prints a command's result to standard output.
 
-    Tables are folded at the width of a terminal. In a file or a pipe they are not, so that a program which
-    searches for a name finds it whole. Brackets are printed as they are, since errors quote lists.
+    Tables are folded at the width of a terminal. In a file or a pipe they are not, so that a
+    program which searches for a name finds it whole. Brackets are printed as they are, since errors
+    quote lists.
     """
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:

@@ -18,7 +18,8 @@ def opened_store() -> Iterator[StateStore]:
     """Yield the installation's state store, which must exist.
 
     Raises:
-        NotAllowed: The store does not exist because nothing has run yet, or it is in another process's memory.
+        NotAllowed: The store does not exist because nothing has run yet, or it is in another
+            process's memory.
     """
     url = Settings.from_env().state_url
     if url == "memory":
@@ -39,8 +40,8 @@ def opened_store() -> Iterator[StateStore]:
 def installed_files(store: StateStore) -> list[AnyPipeline]:
     """Return the pipelines of the pipeline files and of the state store.
 
-    If the folder of files cannot be read, return only those of the store: pipelines that have run were then
-    started with the path of their file (`catalog.of_row`).
+    If the folder of files cannot be read, return only those of the store: pipelines that have run
+    were then started with the path of their file (`catalog.of_row`).
     """
     settings = Settings.from_env()
     try:

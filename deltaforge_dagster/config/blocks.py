@@ -1,7 +1,8 @@
 """The base class and the validated field types that all models of a pipeline file share.
 
-The models are frozen values that mirror the file; each checks what its own block can check. The message
-of a validator's error names the problem and what to write instead; `load` adds the place in the file.
+The models are frozen values that mirror the file; each checks what its own block can check. The
+message of a validator's error names the problem and what to write instead; `load` adds the place in
+the file.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class AlsoAccepts:
 class Block(BaseModel):
     """One block of the file. Unknown fields are errors here; `load` turns them into warnings.
 
-    The docstring below a field is its description for users, in Markdown: the JSON Schema (`schema`) and
-    the reference of all fields (`reference`) are generated from it.
+    The docstring below a field is its description for users, in Markdown: the JSON Schema
+    (`schema`) and the reference of all fields (`reference`) are generated from it.
 
     Pydantic builds a model's validator when it is first needed (`defer_build`), because most models
     are only validated as parts of other models.

@@ -1,9 +1,9 @@
 """Expand environment variables in the raw text of a pipeline file, before YAML is parsed.
 
 `${NAME}` and `$NAME` become the variable's value, `${NAME:-default}` becomes the default when the
-variable is unset or empty, `$$` becomes `$`. The reference to an unknown variable stays
-unchanged, because routing templates (`${source.table}`), which are resolved later for each event, have the same
-syntax.
+variable is unset or empty, `$$` becomes `$`. The reference to an unknown variable stays unchanged,
+because routing templates (`${source.table}`), which are resolved later for each event, have the
+same syntax.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Note:
 def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
     """Return `text` with its variables expanded, and the notes about them.
 
-    References to unknown variables stay in the text; the code that reads the field decides about them.
-    Notes never contain the values of variables.
+    References to unknown variables stay in the text; the code that reads the field decides about
+    them. Notes never contain the values of variables.
     """
     notes: list[Note] = []
 

@@ -1,9 +1,9 @@
 """Logs: one line for each event, as JSON or text, without secrets.
 
-A line has the fields that are bound to its thread (`bound`: pipeline, tenant, run, sink, segment) and those
-that the caller passes as `extra={"fields": {...}}`. The filter has the syntax of `RUST_LOG`: a default
-level, and levels for single targets, `info,pipeline=debug`; a target is a logger's name, with or without
-`deltaforge_dagster`.
+A line has the fields that are bound to its thread (`bound`: pipeline, tenant, run, sink, segment)
+and those that the caller passes as `extra={"fields": {...}}`. The filter has the syntax of
+`RUST_LOG`: a default level, and levels for single targets, `info,pipeline=debug`; a target is a
+logger's name, with or without `deltaforge_dagster`.
 
 =========================  ==========================================================================
 variable                   meaning

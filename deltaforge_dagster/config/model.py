@@ -73,20 +73,22 @@ class Batch(Block):
     max_events: Count | None = None
     """Messages of a delivery batch. If only `max_bytes` is set: 50,000."""
     max_bytes: Count | None = None
-    """Bytes of values, keys, headers and destinations of a delivery batch. If only `max_events` is set:
-    32 MiB. A single larger message is a batch by itself.
+    """Bytes of values, keys, headers and destinations of a delivery batch.
+
+    If only `max_events` is set: 32 MiB. A single larger message is a batch by itself.
     """
     max_ms: Annotated[int, Field(ge=0)] | None = None
     """The maximum time that a change waits for others: lowers `engine.segment.min_ms`."""
     respect_source_tx: bool = True
-    """A delivery batch ends only at the end of a source transaction; a transaction that is larger than
-    the limits makes a larger batch. Transactions of more than about 300,000 changes or 100 MiB are
-    divided nevertheless, and so are those of more than 5,000 changes in Redis with `exactly_once`.
-    Without `max_events` and `max_bytes` this has no effect: segments never divide a transaction.
+    """A delivery batch ends only at the end of a source transaction; a transaction that is larger
+    than the limits makes a larger batch. Transactions of more than about 300,000 changes or 100 MiB
+    are divided nevertheless, and so are those of more than 5,000 changes in Redis with
+    `exactly_once`. Without `max_events` and `max_bytes` this has no effect: segments never divide a
+    transaction.
     """
     max_inflight: Count | None = None
-    """Accepted without effect, with a warning: the next messages are always encoded while the current
-    ones are sent, and are sent in order.
+    """Accepted without effect, with a warning: the next messages are always encoded while the
+    current ones are sent, and are sent in order.
     """
 
 
@@ -111,8 +113,8 @@ class DeadLetterQueue(Block):
     max_entries: Count = 10_000
     """The maximum number of entries."""
     max_age_secs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 604_800.0
-    """Older entries are dropped, except those that wait for others; `0`: entries are never dropped for
-    their age.
+    """Older entries are dropped, except those that wait for others; `0`: entries are never dropped
+    for their age.
     """
     overflow_policy: Literal["drop_oldest", "reject", "block"] = "block"
     """When the queue is full: `block` makes the sink wait, `drop_oldest` loses the oldest entry,
@@ -126,8 +128,9 @@ class DeadLetters(Block):
     enabled: bool = False
     """Put changes that can never be delivered into the dead letter queue."""
     max_event_bytes: Count = 262_144
-    """An entry shows its event up to this size, and a larger event without its row images. The complete
-    change is kept in any case.
+    """An entry shows its event up to this size, and a larger event without its row images.
+
+    The complete change is kept in any case.
     """
     dlq: DeadLetterQueue = DeadLetterQueue()
     """The pipeline's queue, shared by all of its sinks."""
@@ -141,7 +144,10 @@ class Spec(Block):
     processors: tuple[Processor, ...] = ()
     """What transforms changes before delivery, in this order ([processors.md](processors.md))."""
     sinks: Annotated[tuple[Sink, ...], Field(min_length=1)]
-    """Where changes are delivered. Every sink has its own checkpoint, and its own asset in Dagster."""
+    """Where changes are delivered.
+
+    Every sink has its own checkpoint, and its own asset in Dagster.
+    """
     batch: Batch | None = None
     """How a segment is divided into delivery batches; by default a sink takes a segment in as few
     steps as it can.

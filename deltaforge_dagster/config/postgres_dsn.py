@@ -35,10 +35,10 @@ def checked_dsn(dsn: SecretStr) -> SecretStr:
 def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
     """Return `text` as a connection string that libpq accepts, and the names of ignored keys.
 
-    Both forms of the manual ("Connection Strings") are accepted: a URL, and `key=value` pairs. In the
-    second form, `database` is a synonym for `dbname`, missing keys have fixed defaults (libpq would
-    use environment variables and the operating system's user), and keys that libpq does not know are
-    ignored.
+    Both forms of the manual ("Connection Strings") are accepted: a URL, and `key=value` pairs. In
+    the second form, `database` is a synonym for `dbname`, missing keys have fixed defaults (libpq
+    would use environment variables and the operating system's user), and keys that libpq does not
+    know are ignored.
 
     Raises:
         SpecError: The text has neither form. The message does not quote the text.

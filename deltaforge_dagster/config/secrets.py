@@ -1,7 +1,7 @@
 """Hide passwords in text for people: errors, logs, Dagster's metadata.
 
-Connection strings are URLs or `key=value` pairs. `mask` hides the secret part of both and keeps the rest,
-so that a message still names the server. In case of doubt it hides too much.
+Connection strings are URLs or `key=value` pairs. `mask` hides the secret part of both and keeps the
+rest, so that a message still names the server. In case of doubt it hides too much.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NAMED_SECRET = re.compile(
     (?: '(?:[^'\\]|\\.)*' | "[^"]*" | (?:\\.|\S)+ )"""
 )
 
-# Properties of librdkafka whose values are secrets (its "CONFIGURATION.md"), and those of Java clients,
-# which people copy.
+# Properties of librdkafka whose values are secrets (its "CONFIGURATION.md"), and those of Java
+# clients, which people copy.
 SECRET_NAME = re.compile(
     r"password|passphrase|secret|token|key\.pem|jaas|oauthbearer\.config", re.IGNORECASE
 )

@@ -30,8 +30,8 @@ class DeepInspection(Block):
     max_depth: Count = 10
     """How many levels of nesting are inspected."""
     max_sample_size: Number = 1000
-    """After this many documents a schema stops learning, and further documents are compared with it; 0:
-    it never stops.
+    """After this many documents a schema stops learning, and further documents are compared with
+    it; 0: it never stops.
     """
     columns: Selection = Selection()
     """Which of the columns that may contain JSON are inspected."""

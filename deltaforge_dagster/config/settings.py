@@ -21,8 +21,8 @@ DELTAFORGE_LOG             filter of logs (`config.logs`)             `info`
 DELTAFORGE_LOG_FORMAT      `json` or `text`                           `text` on a terminal
 =========================  =========================================  =======================
 
-The variables of the API and of the logs are read by their modules. Settings of a single pipeline are in its
-file.
+The variables of the API and of the logs are read by their modules. Settings of a single pipeline
+are in its file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Settings:
         state_url: SQLAlchemy URL of the state store, or `memory`.
         journal_url: fsspec URL of the journal's folder.
         spark_remote: Spark Connect URL; None to start a local server.
-        lake_jars: Folder of the jars with which the local server writes Delta and Iceberg tables; absolute.
+        lake_jars: Folder of the jars with which the local server writes Delta and Iceberg tables;
+            absolute.
         strict: Whether unknown fields of pipeline files are errors.
         dagster_url: Dagster's webserver, which is asked to reload when pipeline files change.
     """

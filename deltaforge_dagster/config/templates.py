@@ -1,9 +1,10 @@
 """Routing templates: `${path}` in a stream name, a file path or a message key.
 
 A template is literal text with variables in it. A variable is a dotted path into the native event,
-of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. In addition, `${key.id}` is
-a column of the row's primary key, which inserts, updates and deletes all have. Templates are compiled
-when the pipeline file is loaded; variables are resolved for each event when messages are encoded.
+of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. In addition,
+`${key.id}` is a column of the row's primary key, which inserts, updates and deletes all have.
+Templates are compiled when the pipeline file is loaded; variables are resolved for each event when
+messages are encoded.
 """
 
 from __future__ import annotations

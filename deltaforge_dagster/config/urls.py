@@ -1,7 +1,8 @@
 """Check URLs that contain a user and a password: those of sources, sinks and the state store.
 
-URL parsers disagree about `@`, `/`, `?` and `#` in a password: some split it there and treat the rest as a
-host or a path, which then appears in error messages. So such a URL is rejected before any parser sees it.
+URL parsers disagree about `@`, `/`, `?` and `#` in a password: some split it there and treat the
+rest as a host or a path, which then appears in error messages. So such a URL is rejected before any
+parser sees it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def check_encoded(url: str) -> None:
     authority, path, query, fragment = parts.groups()
     login, at, _ = authority.rpartition("@")
     option, _, value = query.partition("=")
-    # The value of an option may contain `@`, unless the text before the `?` is a user and half a password.
+    # The value of an option may contain `@`, unless the text before the `?` is a user and half a
+    # password.
     half = not at and _NO_PORT.search(authority) is not None
     if "@" in f"{login}{path}{fragment}{option}" or (half and "@" in value):
         raise SpecError(NOT_ENCODED)

@@ -23,7 +23,8 @@ class Checksummed:
 
     def write(self, data: pa.Buffer | bytes) -> int:
         """Append and hash `data`; ignored after `commit` or `discard`."""
-        # The Parquet writer writes its footer even after an error, when the file is already discarded.
+        # The Parquet writer writes its footer even after an error, when the file is already
+        # discarded.
         if not self.closed:
             self._digest.update(data)
             self._size += len(data)

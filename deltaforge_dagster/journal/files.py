@@ -1,9 +1,9 @@
 """The journal: one immutable Parquet file per segment, durable before anything refers to it.
 
-The path of a file is `<pipeline>/<uid>/<segment>-<epoch>-<random>.parquet`. The file has its final name from
-the first byte, because nobody can know the random part before the segment's row is in the state
-store. A file without a row is an orphan of a killed run, and is removed later. Files are never
-replaced.
+The path of a file is `<pipeline>/<uid>/<segment>-<epoch>-<random>.parquet`. The file has its final
+name from the first byte, because nobody can know the random part before the segment's row is in the
+state store. A file without a row is an orphan of a killed run, and is removed later. Files are
+never replaced.
 
 This module finds, reads, verifies and removes files; `journal.writer` writes them.
 """
@@ -30,10 +30,16 @@ from deltaforge_dagster.journal.storage import no_space, open_storage
 from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES, SegmentWriter
 
 _BATCH_ROWS = 10_000
-"""Rows of a share that are decoded at a time. A whole row group, decoded by several threads, takes a Spark worker 50 MB more."""
+"""Rows of a share that are decoded at a time.
+
+A whole row group, decoded by several threads, takes a Spark worker 50 MB more.
+"""
 
 _COLUMN_BYTES = 256 << 10
-"""Bytes of a column that are read from a local file at a time. The columns of a whole row group take a Spark worker 10 MB more."""
+"""Bytes of a column that are read from a local file at a time.
+
+The columns of a whole row group take a Spark worker 10 MB more.
+"""
 
 _READ_BYTES = 4 << 20
 _UID = re.compile(r"^[0-9a-f]{32}$")
@@ -92,8 +98,8 @@ class Journal:
     def __init__(self, url: str) -> None:
         self.url = url
         self._storage = open_storage(url)
-        # Content hash and Parquet encoding take about equally long and release the GIL, so they run in
-        # threads and do not delay the thread that reads the source.
+        # Content hash and Parquet encoding take about equally long and release the GIL, so they run
+        # in threads and do not delay the thread that reads the source.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="journal-encode")
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="journal-hash")
 
@@ -191,7 +197,8 @@ class Journal:
         """Verify that a segment's file is unchanged: size, checksum, ordinals, rows and content hash.
 
         Raises:
-            JournalDamaged: The file is missing or differs; the message names the file and the difference.
+            JournalDamaged: The file is missing or differs; the message names the file and the
+                difference.
             StoreUnavailable: The storage cannot be read now.
         """
         checksum, size = self._checksum(row.path)
@@ -291,7 +298,10 @@ class Journal:
     def sweep_held(
         self, pipeline: str, referenced: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
-        """Remove orphaned files of held events and dead letters; see `sweep`. Return their paths."""
+        """Remove orphaned files of held events and dead letters; see `sweep`.
+
+        Return their paths.
+        """
         paths = [path for folder in folders(pipeline) for path in self._storage.list(folder)]
         return self._sweep(orphans(paths, referenced, epoch), older_than)
 
@@ -309,7 +319,8 @@ class Journal:
         """Remove the orphaned files of killed runs; return their paths.
 
         The caller must read the lease's epoch before the known paths: then every file of an older
-        epoch that will ever have a row already has it, because the store refuses rows of older epochs.
+        epoch that will ever have a row already has it, because the store refuses rows of older
+        epochs.
 
         Args:
             pipeline: Name of the pipeline.
@@ -361,15 +372,15 @@ class Journal:
     def check_writable(self, pipeline: str, uid: str, segment_bytes: int) -> None:
         """Check that the next segment of a pipeline can be written, as far as this shows in a few seconds.
 
-        On a disk, this looks at permissions and free space. Elsewhere it writes and deletes a probe, at most once
-        a minute.
+        On a disk, this looks at permissions and free space. Elsewhere it writes and deletes a
+        probe, at most once a minute.
 
         Args:
             pipeline: Name of the pipeline.
             uid: Its uid.
-            segment_bytes: The largest size of its segments in memory. A larger segment than a row group is
-                written in parts, and quiet sources have small ones, so a disk with room for one row group is
-                not called full.
+            segment_bytes: The largest size of its segments in memory. A larger segment than a row
+                group is written in parts, and quiet sources have small ones, so a disk with room
+                for one row group is not called full.
 
         Raises:
             StoreUnavailable: It cannot be written.

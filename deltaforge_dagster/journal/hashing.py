@@ -1,9 +1,9 @@
 """Content hashes: they identify the rows of a segment, independently of file and batches.
 
-Two segments with the same changes in the same order have the same content hash, however the
-rows are divided into batches and row groups, compressed or dictionary-encoded. The position in the
-journal (`segment`, `ordinal`) is not part of it. The canonical form consists of a few SHA-256 streams
-per column:
+Two segments with the same changes in the same order have the same content hash, however the rows
+are divided into batches and row groups, compressed or dictionary-encoded. The position in the
+journal (`segment`, `ordinal`) is not part of it. The canonical form consists of a few SHA-256
+streams per column:
 
 * a column's nulls: where validity changes, as row numbers (int64, little endian);
 * numbers: the valid values, int64 little endian; booleans: one byte each;
@@ -69,7 +69,10 @@ class _Changes:
 
 
 class _Validity(_Changes):
-    """Hashes which values of a column are null. The initial state is valid, so no values are needed."""
+    """Hashes which values of a column are null.
+
+    The initial state is valid, so no values are needed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +144,8 @@ class _Names:
 
     def update(self, column: pa.ChunkedArray[Any]) -> None:
         array = cast("pa.DictionaryArray[Any, Any]", column.combine_chunks())
-        # A dictionary may contain duplicates or a null, so the distinct values are numbered, not the entries.
+        # A dictionary may contain duplicates or a null, so the distinct values are numbered, not
+        # the entries.
         entries = array.dictionary.dictionary_encode()
         codes = entries.indices.take(array.indices).fill_null(_NULL).to_numpy()
         values = entries.dictionary

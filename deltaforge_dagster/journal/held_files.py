@@ -1,10 +1,10 @@
 """Files of held events and dead letters, which are kept in order until they are released.
 
-The path of a file is `<pipeline>/held/<epoch>-<random>.arrow`, or the same in the folder `dead`, next to the
-folders of segments: it does not belong to one uid of the journal. It is an Arrow IPC stream with one binary
-column `event`, compressed with Zstandard. Held events are raw, and only the source understands
-them; dead letters are rows of the change frame. As with a segment, a file is durable before the state
-store refers to it, is never replaced, and is an orphan if no row names it.
+The path of a file is `<pipeline>/held/<epoch>-<random>.arrow`, or the same in the folder `dead`,
+next to the folders of segments: it does not belong to one uid of the journal. It is an Arrow IPC
+stream with one binary column `event`, compressed with Zstandard. Held events are raw, and only the
+source understands them; dead letters are rows of the change frame. As with a segment, a file is
+durable before the state store refers to it, is never replaced, and is an orphan if no row names it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Storage of journal files: a local directory, or any file system that fsspec knows by URL.
 
-Both kinds give the same guarantees: creating a file fails if its name exists, an incomplete file may be visible
-but nothing refers to its name yet, and a file is durable when `commit` returns. On a local
-disk that means fsync of the file and of every directory above it; on object storage, a
-completed put. Local files are readable only by their owner (0600, directories 0700); on object storage
-the bucket's policy decides.
+Both kinds give the same guarantees: creating a file fails if its name exists, an incomplete file
+may be visible but nothing refers to its name yet, and a file is durable when `commit` returns. On a
+local disk that means fsync of the file and of every directory above it; on object storage, a
+completed put. Local files are readable only by their owner (0600, directories 0700); on object
+storage the bucket's policy decides.
 
 Paths are relative to the journal's root, so a journal can be moved. Errors of the file system
 become `StoreUnavailable`, a missing file becomes `JournalDamaged`.
@@ -61,7 +61,10 @@ class NewFile(Protocol):
         ...
 
     def discard(self) -> None:
-        """Remove the file. Never raises: a file that cannot be removed is an orphan, which is swept later."""
+        """Remove the file.
+
+        Never raises: a file that cannot be removed is an orphan, which is swept later.
+        """
         ...
 
 
@@ -285,7 +288,8 @@ class RemoteStorage:
         """Open a file for random reads."""
         target = f"{self._root}/{path}"
         with _remote(target):
-            # No read-ahead, each read is one request: Arrow's readers ask for exactly what they need.
+            # No read-ahead, each read is one request: Arrow's readers ask for exactly what they
+            # need.
             opened = self._fs.open(target, "rb", cache_type="none")
         return cast("IO[bytes]", _RemoteReader(opened, target))
 
@@ -329,8 +333,8 @@ class RemoteStorage:
     def check_writable(self, folder: str) -> None:
         """Check a folder by creating and deleting an object; raise an error if that fails.
 
-        A probe runs at most once a minute; in between, its result is used again. The check waits at most five
-        seconds; if the storage does not answer in this time, that is an error, too.
+        A probe runs at most once a minute; in between, its result is used again. The check waits at
+        most five seconds; if the storage does not answer in this time, that is an error, too.
         """
         probe = self._probes.setdefault(folder, _WriteProbe(partial(self._put_probe, folder)))
         probe.check(self.locate(folder))
@@ -350,7 +354,8 @@ class RemoteStorage:
                 raise StoreUnavailable(
                     f"journal folder {self.locate(folder)}: there is no such bucket or folder"
                 ) from None
-        # Whether it can be deleted does not matter: its name is fixed, so there is never more than one.
+        # Whether it can be deleted does not matter: its name is fixed, so there is never more than
+        # one.
         with contextlib.suppress(DeltaforgeError):
             self.delete(path)
 
@@ -403,8 +408,8 @@ class _WriteProbe:
 class _RemoteReader(io.BufferedIOBase):
     """A file of `RemoteStorage` being read.
 
-    It translates errors of each read, because a network error must not look like a file that cannot be
-    decoded: Arrow passes exceptions of this project on unchanged.
+    It translates errors of each read, because a network error must not look like a file that cannot
+    be decoded: Arrow passes exceptions of this project on unchanged.
     """
 
     def __init__(self, file: IO[bytes], path: str) -> None:
@@ -491,5 +496,6 @@ def _remote(path: str) -> Iterator[None]:
     except DeltaforgeError:
         raise
     except Exception as error:  # noqa: BLE001 - fsspec's implementations may raise anything
-        # The message may contain a signed request, so only the class is named, and nothing is chained.
+        # The message may contain a signed request, so only the class is named, and nothing is
+        # chained.
         raise StoreUnavailable(f"journal file {path}: {type(error).__name__}") from None

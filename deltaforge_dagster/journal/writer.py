@@ -1,9 +1,9 @@
 """Write the file of one segment: number, encode, hash and count its rows.
 
 Rows get their `segment` and `ordinal` here, and are written in row groups of about 16 MiB of Arrow
-memory. One row group is written while the next is collected, which bounds the writer's memory however
-large the segment grows. The format is plain Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary
-columns of the change frame become dictionary-encoded pages of ordinary strings.
+memory. One row group is written while the next is collected, which bounds the writer's memory
+however large the segment grows. The format is plain Parquet 2.6 with LZ4_RAW, readable by Spark:
+the dictionary columns of the change frame become dictionary-encoded pages of ordinary strings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ROW_GROUP_BYTES = 16 << 20
 
 # Typed as Any: the stubs of pyarrow do not know settings per column.
 _DICTIONARIES: Any = ["segment", *(f.name for f in FRAME if pa.types.is_dictionary(f.type))]
-# Event ids are random: compressing them with LZ4 would take a seventh of the writing time for no gain.
+# Event ids are random: compressing them with LZ4 would take a seventh of the writing time for no
+# gain.
 _COMPRESSION: Any = {field.name: "none" if field.name == "event_id" else "lz4" for field in FRAME}
 
 
@@ -176,7 +177,8 @@ class SegmentWriter:
 
     def _write_row_group(self) -> None:
         self._settle()
-        # One dictionary per row group: if it changed within a group, Parquet would write plain pages.
+        # One dictionary per row group: if it changed within a group, Parquet would write plain
+        # pages.
         rows = pa.Table.from_batches(self._waiting, PROCESSED).unify_dictionaries()
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -227,8 +229,8 @@ class Summary:
 
     Attributes:
         counts: Number of changes per full table name and op.
-        schema_versions: By full table name the fingerprint of its rows' table version, or of several
-            versions, ordered by their last rows.
+        schema_versions: By full table name the fingerprint of its rows' table version, or of
+            several versions, ordered by their last rows.
         first_ts_us: Earliest event time, microseconds since 1970 UTC.
         last_ts_us: Latest event time.
         newest: Latest event time by full table name.

@@ -1,11 +1,12 @@
 """Build records in Avro's binary encoding for whole batches (Apache Avro Specification, "Binary Encoding").
 
-A record is its fields one after another, without names or separators. So the bytes of a row are a sequence of pieces, as
-in `message_text`: constants, and the values of one column, each written for all rows of a block at a time. `encode`
-measures the pieces of every row, and then writes each row to its place.
+A record is its fields one after another, without names or separators. So the bytes of a row are a
+sequence of pieces, as in `message_text`: constants, and the values of one column, each written for
+all rows of a block at a time. `encode` measures the pieces of every row, and then writes each row
+to its place.
 
-A value that is null is replaced by other bytes: in a union of null and one other type, `before` is the number of the type
-and `otherwise` that of null (`UNION` and `NULL` below).
+A value that is null is replaced by other bytes: in a union of null and one other type, `before` is
+the number of the type and `otherwise` that of null (`UNION` and `NULL` below).
 """
 
 # ruff: noqa: PLR0917 - kernels take plain arrays, see `kernels.runtime`
@@ -53,7 +54,10 @@ class LongPiece:
 
 @dataclass(frozen=True, slots=True)
 class SlicePiece:
-    """Bytes per row: row r is `data[starts[r]:stops[r]]`. With `sized` their number is written before them."""
+    """Bytes per row: row r is `data[starts[r]:stops[r]]`.
+
+    With `sized` their number is written before them.
+    """
 
     data: Bytes
     starts: _Ints

@@ -1,9 +1,9 @@
 """Compiles kernels with Numba, and caches their machine code.
 
-The cache is on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba refreshes a cached kernel when the
-file of that kernel changes, but not when a kernel that it calls, or a constant, changes in another file; then it would
-run outdated code. So the cache is a folder named by a digest of all files on which kernels depend: those with kernels,
-and all that these import.
+The cache is on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba refreshes a
+cached kernel when the file of that kernel changes, but not when a kernel that it calls, or a
+constant, changes in another file; then it would run outdated code. So the cache is a folder named
+by a digest of all files on which kernels depend: those with kernels, and all that these import.
 """
 
 from __future__ import annotations

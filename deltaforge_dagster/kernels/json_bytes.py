@@ -1,8 +1,8 @@
 """Kernels that write raw bytes as JSON text (RFC 8259); shared by sources whose log is binary.
 
-They extend `json_text`, whose kernels expect valid text: these check that the bytes are UTF-8. Each writes
-`source[start:end]` into `out` from `at` on and returns the offset after it. The caller must provide the
-room that the docstring states, for n bytes of input.
+They extend `json_text`, whose kernels expect valid text: these check that the bytes are UTF-8. Each
+writes `source[start:end]` into `out` from `at` on and returns the offset after it. The caller must
+provide the room that the docstring states, for n bytes of input.
 """
 
 from __future__ import annotations

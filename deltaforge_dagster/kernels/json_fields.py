@@ -2,9 +2,10 @@
 
 The kernels `blank`, `string_end` and `value_end` split JSON text wherever a kernel reads it.
 
-The text was written by a source or a processor, so it is assumed to be valid JSON. Of several fields with
-the same name, the first counts. Names are compared byte for byte. Python's `json` handles objects in which
-the wanted name, or one before it, has an escape, and string values with escapes.
+The text was written by a source or a processor, so it is assumed to be valid JSON. Of several
+fields with the same name, the first counts. Names are compared byte for byte. Python's `json`
+handles objects in which the wanted name, or one before it, has an escape, and string values with
+escapes.
 """
 
 # ruff: noqa: C901, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`

@@ -1,8 +1,8 @@
 r"""Kernels that write JSON text (RFC 8259) into a byte buffer; shared by every source.
 
 Each writes one value for the text `source[start:end]` into `out` from `at` on, and returns the
-offset after it, or `INVALID` if the text is not of the kernel's kind. The caller must provide room for the
-most bytes that the kernel's docstring states, for n bytes of input.
+offset after it, or `INVALID` if the text is not of the kernel's kind. The caller must provide room
+for the most bytes that the kernel's docstring states, for n bytes of input.
 
 =============  =============================================  ==================================
 kind           input text                                     JSON
@@ -17,7 +17,8 @@ kind           input text                                     JSON
 =============  =============================================  ==================================
 """
 
-# ruff: noqa: C901, PLR0911, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over
+# bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -302,9 +303,9 @@ def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> 
 def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     r"""Write the bytes of a bytea text as `{"_base64":"..."}` (RFC 4648); at most 4/3 n + 18 bytes.
 
-    The formats are in PostgreSQL's manual, section "Binary Data Types". Hex format: `\x`, then two digits per byte.
-    Escape format: printable ASCII unchanged, a backslash as two, any other byte as `\` and three octal digits;
-    so a text in this format never begins with `\x`.
+    The formats are in PostgreSQL's manual, section "Binary Data Types". Hex format: `\x`, then two
+    digits per byte. Escape format: printable ASCII unchanged, a backslash as two, any other byte as
+    `\` and three octal digits; so a text in this format never begins with `\x`.
     """
     at = copy(BASE64_OPEN, 0, BASE64_OPEN.size, out, at)
     if end - start >= 2 and source[start] == BACKSLASH and source[start + 1] == LOWER_X:
@@ -334,9 +335,10 @@ def _follows(source: Bytes, start: int, end: int, form: Bytes) -> bool:
 def write_timestamp(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write a timestamp in the form of ISO 8601; at most n + 5 bytes.
 
-    The input is PostgreSQL's (manual, section "Date/Time Output"): `2026-03-01 12:34:56.789+05:45 BC`, where
-    fraction, offset and era may be absent and a year has four digits or more. The space is replaced by a `T`, and an
-    offset of whole hours gets `:00`. `infinity` and `-infinity` are unchanged.
+    The input is PostgreSQL's (manual, section "Date/Time Output"): `2026-03-01 12:34:56.789+05:45
+    BC`, where fraction, offset and era may be absent and a year has four digits or more. The space
+    is replaced by a `T`, and an offset of whole hours gets `:00`. `infinity` and `-infinity` are
+    unchanged.
     """
     year_end = _digits_end(source, start, end)
     if year_end - start < 4:

@@ -1,9 +1,9 @@
 """Build the texts of envelopes, destinations and keys for whole batches.
 
-The text of a row is a sequence of pieces. Most pieces are constants, or a value between
-two constants: `"op":"` + op + `",`. `concat` takes such pieces for a whole batch and returns one
-Arrow column. Values that are the same in all rows are merged into the constants around them, so that
-only a few block copies per row remain, which a Numba kernel makes.
+The text of a row is a sequence of pieces. Most pieces are constants, or a value between two
+constants: `"op":"` + op + `",`. `concat` takes such pieces for a whole batch and returns one Arrow
+column. Values that are the same in all rows are merged into the constants around them, so that only
+a few block copies per row remain, which a Numba kernel makes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MAX_BYTES = (1 << 31) - 1
 _DECIMAL = 20
 _LSN = 17
 _TIME = 27
-"""Sizes of the longest decimal, LSN and time in bytes; the year of an int64 time has up to six digits and a
-sign."""
+"""Sizes of the longest decimal, LSN and time in bytes; the year of an int64 time has up to six
+digits and a sign.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,30 @@
-"""Kernels: plain Python functions that Numba compiles to machine code. How to write them, and how they are compiled.
+"""Kernels: plain Python functions that Numba compiles to machine code.
 
-Log bytes are decoded by kernels, because Python's own speed (10,000 to 20,000 rows a second) is not enough.
-The rules for writing one:
+How to write them, and how they are compiled.
+
+Log bytes are decoded by kernels, because Python's own speed (10,000 to 20,000 rows a second) is not
+enough. The rules for writing one:
 
 - It takes NumPy arrays and integers and returns integers. It never raises: an error is a negative
   number or a stop code, which the Python caller turns into an exception of `errors.py`.
-- It allocates nothing. It is compiled without Numba's memory manager (`_nrt=False`), because counting
-  references to arrays at each call inside a kernel was measured to take half of its time.
-- It is flat: loops, comparisons with `==`, early returns. That compiles well, and is the reason why the
-  linter's complexity rules are off in files with kernels.
-- Numba does not check bounds. A kernel must compare every length that it reads with the end of its input,
-  and every write with the remaining room, before it accesses a byte.
-- Numba gives a literal a different type than a variable: a kernel that is called first with 0 and later with an
-  offset is compiled twice. So an offset that is passed on is initialized with `int(np.int64(0))`.
+- It allocates nothing. It is compiled without Numba's memory manager (`_nrt=False`), because
+  counting references to arrays at each call inside a kernel was measured to take half of its time.
+- It is flat: loops, comparisons with `==`, early returns. That compiles well, and is the reason why
+  the linter's complexity rules are off in files with kernels.
+- Numba does not check bounds. A kernel must compare every length that it reads with the end of its
+  input, and every write with the remaining room, before it accesses a byte.
+- Numba gives a literal a different type than a variable: a kernel that is called first with 0 and
+  later with an offset is compiled twice. So an offset that is passed on is initialized with
+  `int(np.int64(0))`.
 - With `NUMBA_BOUNDSCHECK=1` every access is checked, as in tests (use a separate cache directory:
   Numba does not distinguish that code from other code).
 - It also runs as ordinary Python (`NUMBA_DISABLE_JIT=1`), where a byte read from an array is a
   `numpy.uint8` that overflows: convert with `np.int64(...)` before any arithmetic.
 - It releases the GIL, so the threads that renew the lease and answer keepalives can run meanwhile.
 
-The first call compiles a kernel, or finds its machine code in the cache (`compiler`). Numba is imported then: it takes
-a third of a second and 50 MB, which processes that import kernels but do not call them, such as a code server, do not need to spend.
+The first call compiles a kernel, or finds its machine code in the cache (`compiler`). Numba is
+imported then: it takes a third of a second and 50 MB, which processes that import kernels but do
+not call them, such as a code server, do not need to spend.
 """
 
 from __future__ import annotations
@@ -44,8 +48,9 @@ _lock = threading.RLock()  # a kernel is compiled with those that it calls
 def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
     """Return the bytes as a read-only array.
 
-    Numba compiles a kernel separately for writable and for read-only arrays. If all inputs are read-only, the
-    kernels that `deltaforge warm` has compiled are used, wherever the bytes come from.
+    Numba compiles a kernel separately for writable and for read-only arrays. If all inputs are
+    read-only, the kernels that `deltaforge warm` has compiled are used, wherever the bytes come
+    from.
     """
     array = np.frombuffer(data, np.uint8)
     array.flags.writeable = False
@@ -99,7 +104,8 @@ def copy_bytes(out: Bytes, at: np.int64, source: Bytes, start: np.int64, size: n
 def copy(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Copy `source[start:end]` to `out[at:]`, and return the offset after it.
 
-    A compiled loop over the bytes would take three times as long for the short texts that kernels mostly copy.
+    A compiled loop over the bytes would take three times as long for the short texts that kernels
+    mostly copy.
     """
     copy_bytes(out, np.int64(at), source, np.int64(start), np.int64(end - start))
     return at + end - start

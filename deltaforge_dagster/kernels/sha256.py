@@ -92,7 +92,8 @@ def _mix(message: Bytes, at: int, words: Longs) -> None:
 def write_sha256(message: Bytes, size: int, words: Longs, out: Bytes, at: int) -> int:
     """Write the hash of `message[:size]` as hexadecimal digits; return the offset after it.
 
-    `message` must have `PADDING` more bytes, which are overwritten; `words` is scratch with `WORDS` words.
+    `message` must have `PADDING` more bytes, which are overwritten; `words` is scratch with `WORDS`
+    words.
     """
     for i in range(8):
         words[_STATE + i] = _INITIAL[i]

@@ -1,8 +1,8 @@
 """Text columns of messages as kernels read them, and helpers shared by the packing kernels.
 
 The layout is Arrow's ("Arrow Columnar Format", "Variable-size Binary Layout"): the text of row r is
-`data[offsets[r]:offsets[r + 1]]`, and it is null when bit r, counted from `first_bit`, of `valid` is 0; an
-empty `valid` means that no row is null.
+`data[offsets[r]:offsets[r + 1]]`, and it is null when bit r, counted from `first_bit`, of `valid`
+is 0; an empty `valid` means that no row is null.
 """
 
 from __future__ import annotations

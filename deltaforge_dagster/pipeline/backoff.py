@@ -44,8 +44,9 @@ class RetryPatience:
     It waits if the next attempt comes soon after the first failure in a row.
 
     Args:
-        seconds: The longest time from the first failure in a row, or from progress after it, to such an attempt.
-            At most `PATIENCE`, but `ASKED_PATIENCE` if a server has said when to try again.
+        seconds: The longest time from the first failure in a row, or from progress after it, to
+            such an attempt. At most `PATIENCE`, but `ASKED_PATIENCE` if a server has said when to
+            try again.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """The committed position: how far the source may discard its log, and which sinks it waits for.
 
-Each sink's checkpoint moves independently. The commit policy only decides for which of them the source
-has to wait: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N = the N-th
-fastest sink. A detached sink is ignored; a paused one counts like any other.
+Each sink's checkpoint moves independently. The commit policy only decides for which of them the
+source has to wait: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N =
+the N-th fastest sink. A detached sink is ignored; a paused one counts like any other.
 
 A hold keeps the position before its first event until the sinks that count have its events.
 """
@@ -169,8 +169,9 @@ def sink_lag_seconds(
     """Return the age, in seconds, of the oldest change in the journal that a sink still lacks.
 
     It is 0 when the sink has everything, however long ago the last change was, and for a detached
-    sink. The age counts from the time of the change in the source, by the clocks of both databases. It
-    is that of the first change of the segment, even if the sink already has a part of that segment.
+    sink. The age counts from the time of the change in the source, by the clocks of both databases.
+    It is that of the first change of the segment, even if the sink already has a part of that
+    segment.
     """
     if not segments_behind(pipeline, checkpoint):
         return 0.0

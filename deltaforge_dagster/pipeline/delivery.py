@@ -144,7 +144,8 @@ class Delivery(Protocol):
         """Return whether the sink has failed and a run need not wait for it; called by the main thread.
 
         Args:
-            captured: The captured position. A sink that awaits capture is stuck once it has searched everything up to it.
+            captured: The captured position. A sink that awaits capture is stuck once it has
+                searched everything up to it.
         """
         ...
 

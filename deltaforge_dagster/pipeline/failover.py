@@ -3,9 +3,9 @@
 The server behind an unchanged DSN may change: to a promoted replica, a restored copy or an upgraded
 cluster. Then the source determines where reading resumes, or that it cannot; every table is
 compared with the version with which its rows were last decoded; and the result is recorded. A table
-whose primary key has changed stops the pipeline, because consumers would mistake its rows for others.
-`on_schema_drift: halt` stops it for every difference; `adapt` continues, since rows are decoded with the
-table version in the log anyway.
+whose primary key has changed stops the pipeline, because consumers would mistake its rows for
+others. `on_schema_drift: halt` stops it for every difference; `adapt` continues, since rows are
+decoded with the table version in the log anyway.
 """
 
 from __future__ import annotations

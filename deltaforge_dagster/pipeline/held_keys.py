@@ -1,9 +1,10 @@
 """Keys that are held: later changes of a row wait behind a dead letter of that row.
 
-A key is a table and the row's key as JSON text. Some changes touch several keys: an update that changes the
-key touches the old and the new one; a TRUNCATE touches every key of its table. A change waits if one of its
-keys is held, and then its other keys are held as well, since later changes must not overtake it. A change of
-a table without a primary key cannot be assigned to a row, so it waits only behind a TRUNCATE.
+A key is a table and the row's key as JSON text. Some changes touch several keys: an update that
+changes the key touches the old and the new one; a TRUNCATE touches every key of its table. A change
+waits if one of its keys is held, and then its other keys are held as well, since later changes must
+not overtake it. A change of a table without a primary key cannot be assigned to a row, so it waits
+only behind a TRUNCATE.
 
 A key is held from the offset of its first entry in the queue: if a sink's checkpoint was moved
 back, changes before that offset pass.

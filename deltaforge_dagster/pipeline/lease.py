@@ -1,9 +1,10 @@
 """The lease of a run: renewed by a thread, and checked before anything is sent or written.
 
-Two checks make a stalled holder harmless. The store refuses writes with an older epoch or an expired lease
-(`StateStore.fenced`). And `guard` compares the monotonic clock of the process with a local deadline. That
-deadline is computed from a time *before* the renewal was requested, so it is never later than the store's: a
-process that was stopped for longer than the lease detects the loss before it sends anything.
+Two checks make a stalled holder harmless. The store refuses writes with an older epoch or an
+expired lease (`StateStore.fenced`). And `guard` compares the monotonic clock of the process with a
+local deadline. That deadline is computed from a time *before* the renewal was requested, so it is
+never later than the store's: a process that was stopped for longer than the lease detects the loss
+before it sends anything.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 Importing pandas would cost the run a quarter of a second and 45 MB.
 
-Both libraries convert from and to pandas, which DeltaForge never does. pyarrow imports pandas when it creates its
-first array from Python objects, to recognize objects of pandas; PySpark's Connect client imports it at once.
+Both libraries convert from and to pandas, which DeltaForge never does. pyarrow imports pandas when
+it creates its first array from Python objects, to recognize objects of pandas; PySpark's Connect
+client imports it at once.
 
-Code that does use pandas, such as a sink of another package, imports it as usual; pyarrow and PySpark then work
-with it as if they had imported it first.
+Code that does use pandas, such as a sink of another package, imports it as usual; pyarrow and
+PySpark then work with it as if they had imported it first.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _lock = threading.Lock()
 def arrow_without_pandas() -> None:
     """Let pyarrow search for pandas now and find none, unless pandas is imported already.
 
-    pyarrow searches once, at its first array. It searches again when it is asked to convert from or to pandas, and
-    when pandas is imported later.
+    pyarrow searches once, at its first array. It searches again when it is asked to convert from or
+    to pandas, and when pandas is imported later.
     """
     with _lock:
         if _PANDAS in sys.modules:

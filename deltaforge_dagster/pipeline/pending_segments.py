@@ -1,8 +1,9 @@
 """The segments that are ready to be delivered to sinks.
 
-Without processors this is every segment of the journal. With processors a segment is ready once the chain
-has processed it, in journal order, and sinks get the processed segment. A segment that some sink had begun to
-receive before processors were added to the file is delivered to all sinks as captured.
+Without processors this is every segment of the journal. With processors a segment is ready once the
+chain has processed it, in journal order, and sinks get the processed segment. A segment that some
+sink had begun to receive before processors were added to the file is delivered to all sinks as
+captured.
 """
 
 from __future__ import annotations

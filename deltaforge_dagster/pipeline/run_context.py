@@ -62,8 +62,8 @@ class RunOptions:
         observer: Receives the events of the run.
         until_caught_up: End as soon as everything that the source had when the run began is
             captured and delivered (or its sinks are failing), instead of waiting for more.
-        awaits: Returns whether other work, such as reading a snapshot, will still produce changes for this
-            run. Until then the run does not end by itself, unless capture fails.
+        awaits: Returns whether other work, such as reading a snapshot, will still produce changes
+            for this run. Until then the run does not end by itself, unless capture fails.
     """
 
     run_id: str

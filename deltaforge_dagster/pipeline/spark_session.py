@@ -37,8 +37,8 @@ class RunSessions(SessionProvider, Protocol):
     def close(self) -> None:
         """Cancel all calls to the server, also those of other threads, and refuse further ones.
 
-        gRPC's threads do not survive the end of the interpreter, which would wait forever for a call that is
-        still open then.
+        gRPC's threads do not survive the end of the interpreter, which would wait forever for a
+        call that is still open then.
         """
         ...
 

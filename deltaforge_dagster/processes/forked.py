@@ -1,9 +1,11 @@
 """Run Python modules in forks of this process, which share the memory of everything that it has imported.
 
-`python -m MODULE` imports each library again, and has its own copy of it. Three processes of Dagster need the same ones:
-as forks of a process that has imported them, they start in half the time and take half the memory.
+`python -m MODULE` imports each library again, and has its own copy of it. Three processes of
+Dagster need the same ones: as forks of a process that has imported them, they start in half the
+time and take half the memory.
 
-Fork only while this process has a single thread: a lock that another thread holds stays locked in the fork forever.
+Fork only while this process has a single thread: a lock that another thread holds stays locked in
+the fork forever.
 """
 
 from __future__ import annotations
@@ -115,8 +117,8 @@ def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
 def _let_go_of_files() -> None:
     """Put the null device in place of every other file that was open when this process was forked.
 
-    Locks and pipes are released only when nobody has them open. They are not closed, because the objects that own them
-    might later close another file that has their number.
+    Locks and pipes are released only when nobody has them open. They are not closed, because the
+    objects that own them might later close another file that has their number.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in [int(descriptor.name) for descriptor in Path("/dev/fd").iterdir()]:

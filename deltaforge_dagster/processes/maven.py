@@ -1,11 +1,13 @@
 """Download pinned jars from a Maven repository.
 
-Only `deltaforge lake install` and the servers of `deltaforge_lab` use it; a pipeline never downloads anything. The
-source names each artifact with its SHA-256, so exactly the tested files are used, and dependencies are not resolved.
+Only `deltaforge lake install` and the servers of `deltaforge_lab` use it; a pipeline never
+downloads anything. The source names each artifact with its SHA-256, so exactly the tested files are
+used, and dependencies are not resolved.
 
-A download is written to `NAME.part` and renamed once its checksum is right. It continues where an interrupted one
-ended, and several processes may ask for the same file: the first one downloads it, the others wait for its lock.
-Proxies and certificates come from the usual variables (`https_proxy`, `SSL_CERT_FILE`).
+A download is written to `NAME.part` and renamed once its checksum is right. It continues where an
+interrupted one ended, and several processes may ask for the same file: the first one downloads it,
+the others wait for its lock. Proxies and certificates come from the usual variables (`https_proxy`,
+`SSL_CERT_FILE`).
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ def download(
         progress: Called with the number of bytes received so far.
 
     Raises:
-        SettingsError: The repository cannot be reached, the folder cannot be written, or the file is not the one
-            that was pinned.
+        SettingsError: The repository cannot be reached, the folder cannot be written, or the file
+            is not the one that was pinned.
     """
     part = file.with_name(f"{file.name}.part")
     with _written(artifact, file), part.open("ab") as stream:
@@ -109,7 +111,8 @@ def copy(artifact: Artifact, downloaded: Path, file: Path) -> None:
     """Write `artifact` to `file`, whose folder exists, from a file that was downloaded elsewhere.
 
     Raises:
-        SettingsError: The file is missing or not the one that was pinned, or the folder cannot be written.
+        SettingsError: The file is missing or not the one that was pinned, or the folder cannot be
+            written.
     """
     if not artifact.is_at(downloaded):
         problem = "is not the file that was pinned" if downloaded.exists() else "does not exist"
@@ -184,8 +187,8 @@ def _receive(
 def _content(url: str, present: int) -> Iterator[tuple[int, bytes, int]]:
     """Yield the parts of a file behind its first `present` bytes: their offset, their content, the file's size.
 
-    A server that does not support ranges sends the file from the beginning. If the file is not longer than
-    `present`, what is present is wrong, and an empty part at its beginning is yielded.
+    A server that does not support ranges sends the file from the beginning. If the file is not
+    longer than `present`, what is present is wrong, and an empty part at its beginning is yielded.
     """
     request = urllib.request.Request(  # noqa: S310 - the command accepts no other scheme than HTTP
         url, headers={"Range": f"bytes={present}-"} if present else {}

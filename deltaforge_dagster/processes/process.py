@@ -1,9 +1,10 @@
 """Run a server program as a child process that never outlives this process.
 
-A server runs in its own session, so Ctrl-C reaches only this process, which then stops the server in order.
-If this process cannot do that (killed, crashed, `os._exit`), a *guard* does: a short shell script that waits
-on a pipe whose other end only this process holds. The kernel closes that end when this process ends, for
-whatever reason; the guard then stops the server and removes its temporary directory.
+A server runs in its own session, so Ctrl-C reaches only this process, which then stops the server
+in order. If this process cannot do that (killed, crashed, `os._exit`), a *guard* does: a short
+shell script that waits on a pipe whose other end only this process holds. The kernel closes that
+end when this process ends, for whatever reason; the guard then stops the server and removes its
+temporary directory.
 
 Some servers refuse to run as root (PostgreSQL). A process of root runs them as an ordinary account
 (`Account.ordinary`), which owns the temporary directory.
@@ -84,8 +85,8 @@ class Account:
     def command(self, words: Sequence[str]) -> list[str]:
         """Return a command line that runs another one as this user.
 
-        `subprocess` could switch the user itself, but would then call `fork` instead of
-        `vfork`. After a `fork`, gRPC's handlers run in the child; if gRPC is in use in this process, they
+        `subprocess` could switch the user itself, but would then call `fork` instead of `vfork`.
+        After a `fork`, gRPC's handlers run in the child; if gRPC is in use in this process, they
         occasionally end the child before the program has started.
         """
         switch = [sys.executable, "-ISc", _SWITCH, str(self.uid), str(self.gid)]
@@ -134,8 +135,8 @@ def run_as(
 def free_port(*, but: int | None = None) -> int:
     """Return a TCP port of 127.0.0.1 that nobody listens on now.
 
-    If possible, the port is below the range that the kernel uses for outgoing connections, because one of
-    those could take it before the server does, or while the server is being restarted.
+    If possible, the port is below the range that the kernel uses for outgoing connections, because
+    one of those could take it before the server does, or while the server is being restarted.
 
     Args:
         but: Not this port, which the caller is about to use.
@@ -175,14 +176,15 @@ class ServerProcess:
 
     Args:
         name: The program's name in messages.
-        command: Program and arguments, or a module to run in a fork of this process, which has this process's account
-            and environment.
+        command: Program and arguments, or a module to run in a fork of this process, which has this
+            process's account and environment.
         directory: The directory of `server.log`.
         working_directory: The program's working directory; None for `directory`.
         account: The account to run it as; None for the current user.
         environment: Its environment variables; None for those of this process.
         quick_signal: The signal that ends the program at once, including its children.
-        remove: The directory that the guard removes when this process ends; None to keep everything.
+        remove: The directory that the guard removes when this process ends; None to keep
+            everything.
 
     Attributes:
         name: The program's name in messages.
@@ -252,7 +254,8 @@ class ServerProcess:
         """Wait until `ready()` is true.
 
         Raises:
-            SettingsError: The program ended, or `seconds` passed; the message has its last log lines.
+            SettingsError: The program ended, or `seconds` passed; the message has its last log
+                lines.
         """
         deadline = time.monotonic() + seconds
         while not ready():

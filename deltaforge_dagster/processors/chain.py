@@ -1,11 +1,11 @@
 """Run the processors of a pipeline in order over the rows of whole segments.
 
-The chain runs once per segment, and its output is journaled before any sink sees it. So
-state, clocks and random numbers in a processor cannot make sinks differ, and a retry sends the same as the
+The chain runs once per segment, and its output is journaled before any sink sees it. So state,
+clocks and random numbers in a processor cannot make sinks differ, and a retry sends the same as the
 first attempt. The chain guarantees, whatever its processors do:
 
-- a call gets at most `batch.max_events` rows and `batch.max_bytes` of images (2,000 and 4 MiB by default), in
-  log order;
+- a call gets at most `batch.max_events` rows and `batch.max_bytes` of images (2,000 and 4 MiB by
+  default), in log order;
 - events that a processor creates are marked, and every event has a unique id (`identified`);
 - the resulting rows are renumbered without gaps;
 - `tx_end` is true on the last remaining row of each transaction, and on no other.
@@ -53,7 +53,8 @@ class Stage:
     """Processors that run in the same Python worker, in order.
 
     Attributes:
-        sql: The processor whose expressions Spark computes before this stage; None for the first stage.
+        sql: The processor whose expressions Spark computes before this stage; None for the first
+            stage.
         processors: The stage's processors; if `sql` is set, it is the first of them.
     """
 
@@ -70,7 +71,8 @@ class ChainSpec:
         origin: The constant source fields of every event.
         max_rows: The maximum number of rows of one call.
         max_bytes: The maximum size of the row images of one call, unless a single row is larger.
-        code: Hashes of the modules of Python functions, by processor id, for modules found on this machine.
+        code: Hashes of the modules of Python functions, by processor id, for modules found on this
+            machine.
     """
 
     processors: Sequence[config.Processor]
@@ -258,13 +260,14 @@ _KINDS: Mapping[str, Callable[[Any, ChainSpec], Processor]] = {
 def identified(name: str, received: pa.RecordBatch, returned: pa.RecordBatch) -> pa.RecordBatch:
     """Return a processor's output with unique ids and marks.
 
-    Consumers distinguish events by their ids, and synthetic events from those of the source by their mark:
+    Consumers distinguish events by their ids, and synthetic events from those of the source by
+    their mark:
 
-    - a row with an id that was not in the processor's input was created by it: the row is *synthetic* and is
-      marked with the processor's id, unless the processor set the mark itself. A row without an id gets one
-      that is a function of the nearest input row before it;
-    - an input row that is returned several times is an event and its copies, which are not marked. The first
-      keeps the id; the others get ids that are functions of it.
+    - a row with an id that was not in the processor's input was created by it: the row is
+      *synthetic* and is marked with the processor's id, unless the processor set the mark itself. A
+      row without an id gets one that is a function of the nearest input row before it;
+    - an input row that is returned several times is an event and its copies, which are not marked.
+      The first keeps the id; the others get ids that are functions of it.
 
     The same rows from the same processor always get the same ids.
 

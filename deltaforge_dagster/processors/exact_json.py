@@ -1,8 +1,9 @@
 """Lossless JSON as Python values: numbers keep their spelling.
 
-For processors that read or rebuild row images, row by row. Objects become dicts in the order of the text,
-arrays lists, strings, booleans and null their Python equivalents, and every number a `Number`, which holds
-the original text. Compact JSON, such as row images, is byte-identical after it is read and written again.
+For processors that read or rebuild row images, row by row. Objects become dicts in the order of the
+text, arrays lists, strings, booleans and null their Python equivalents, and every number a
+`Number`, which holds the original text. Compact JSON, such as row images, is byte-identical after
+it is read and written again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The `filter` processor: an event passes if it matches all conditions.
 
-The conditions are `ops`, `tables` and `fields`; one that is absent matches every event. Fields are read from
-`after`, by a dotted path through objects; null counts as missing. For an event without the field, or
-without `after`:
+The conditions are `ops`, `tables` and `fields`; one that is absent matches every event. Fields are
+read from `after`, by a dotted path through objects; null counts as missing. For an event without
+the field, or without `after`:
 
 =====================================  =====================================================
 `not_exists`, `not_in`                 passes
@@ -10,8 +10,8 @@ without `after`:
 everything else, even `ne`             does not pass
 =====================================  =====================================================
 
-Numbers are compared by value (`42` equals `42.0`), texts by their characters. A number never matches a
-text.
+Numbers are compared by value (`42` equals `42.0`), texts by their characters. A number never
+matches a text.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `{"id":1,"address":{"city":"Oslo","geo":{"lat":59.9}}}` becomes
 `{"id":1,"address__city":"Oslo","address__geo__lat":59.9}`. Both images are flattened. An image
 without nesting stays byte-identical; in the others every value keeps its spelling. The
-representations of bytes and of unchanged TOAST values, `{"_base64":...}` and `{"_unchanged":true}`, count as
-values, not as objects.
+representations of bytes and of unchanged TOAST values, `{"_base64":...}` and `{"_unchanged":true}`,
+count as values, not as objects.
 """
 
 from __future__ import annotations

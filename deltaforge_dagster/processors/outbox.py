@@ -4,14 +4,14 @@ A source marks what it reads from an outbox with the schema `__outbox`. Such an 
 
     {"id":7,"aggregate_type":"Order","aggregate_id":"1","event_type":"OrderCreated","payload":{...}}
 
-becomes an event whose `after` is the payload, with the aggregate's id as its key, the template's topic
-(or the row's, or the default) and the other columns as headers. All other events pass unchanged and in
-order. An outbox event that is not an insert, or whose image is not an object, is dropped, logged as a
-warning and counted, because an outbox is insert-only.
+becomes an event whose `after` is the payload, with the aggregate's id as its key, the template's
+topic (or the row's, or the default) and the other columns as headers. All other events pass
+unchanged and in order. An outbox event that is not an insert, or whose image is not an object, is
+dropped, logged as a warning and counted, because an outbox is insert-only.
 
-A text payload is treated as JSON if it is valid JSON, otherwise as a string. `raw_payload` sends exactly
-that text: `after` holds it unchanged, or as a JSON string, whose quotes the envelope removes
-(`processors.messages.envelope`).
+A text payload is treated as JSON if it is valid JSON, otherwise as a string. `raw_payload` sends
+exactly that text: `after` holds it unchanged, or as a JSON string, whose quotes the envelope
+removes (`processors.messages.envelope`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Outbox:
         """Return a batch of the change frame with outbox rows converted to their events.
 
         Raises:
-            ProcessorFailed: A row is nested too deeply; with `strict`, a row lacks one of the fields.
+            ProcessorFailed: A row is nested too deeply; with `strict`, a row lacks one of the
+                fields.
         """
         rows = self._outbox_rows(frame)
         if not len(rows):
@@ -168,8 +169,8 @@ def _refused(op: str | None, image: Json) -> str | None:
 def _payload(image: Mapping[str, Json], column: str, *, raw: bool) -> str:
     """Return the payload as JSON text; text that is JSON is converted to its compact form.
 
-    With `raw`, text keeps every byte: JSON other than a string stays as it is, any other text becomes a
-    JSON string.
+    With `raw`, text keeps every byte: JSON other than a string stays as it is, any other text
+    becomes a JSON string.
     """
     value = image[column] if column in image else dict(image)
     if not isinstance(value, str):

@@ -1,9 +1,10 @@
 """Create processors of installed packages, and check their output.
 
-A package's entry point (`config.processors`) is a class, or any callable, that takes the `id` of the block
-and its `config` as keyword arguments and returns a `Processor` (`processors.base`). If it has an attribute
-`Config`, a pydantic model, `config` is an instance of that instead of a dictionary, and errors in the block
-are found when the file is checked. The factory raises `SpecError` if it cannot use the configuration.
+A package's entry point (`config.processors`) is a class, or any callable, that takes the `id` of
+the block and its `config` as keyword arguments and returns a `Processor` (`processors.base`). If it
+has an attribute `Config`, a pydantic model, `config` is an instance of that instead of a
+dictionary, and errors in the block are found when the file is checked. The factory raises
+`SpecError` if it cannot use the configuration.
 """
 
 from __future__ import annotations

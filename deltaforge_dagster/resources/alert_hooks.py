@@ -1,9 +1,9 @@
 """Sends alerts to HTTP hooks, and records what was sent.
 
-A message has the names of the pipeline, the asset and the check, but no error texts, so it contains no secrets and
-no values of rows. The state store records what each hook was sent, in the namespace `alerts/<pipeline>`: a hook
-gets one message when a problem begins and one when it is over, across restarts. A process that dies between
-sending and recording sends the message again.
+A message has the names of the pipeline, the asset and the check, but no error texts, so it contains
+no secrets and no values of rows. The state store records what each hook was sent, in the namespace
+`alerts/<pipeline>`: a hook gets one message when a problem begins and one when it is over, across
+restarts. A process that dies between sending and recording sends the message again.
 """
 
 from __future__ import annotations

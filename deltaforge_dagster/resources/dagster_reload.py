@@ -1,7 +1,8 @@
 """Makes a running Dagster reload the pipelines after one was created, changed or removed.
 
-Dagster loads definitions when it loads a code location. Its webserver reloads code locations on request
-(GraphQL mutation `reloadWorkspace`); the daemon then detects that a code server has reloaded.
+Dagster loads definitions when it loads a code location. Its webserver reloads code locations on
+request (GraphQL mutation `reloadWorkspace`); the daemon then detects that a code server has
+reloaded.
 """
 
 from __future__ import annotations

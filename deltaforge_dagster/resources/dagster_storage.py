@@ -1,8 +1,8 @@
 """Dagster's PostgreSQL storage with connection pools; configured in `docker/dagster.yaml`.
 
-Dagster's own storage opens a new connection for each statement, a dozen times for one tick of a sensor in its daemon
-alone. A connection costs server and client 10 to 15 ms, for password authentication and a server process,
-while a statement takes less than 1 ms.
+Dagster's own storage opens a new connection for each statement, a dozen times for one tick of a
+sensor in its daemon alone. A connection costs server and client 10 to 15 ms, for password
+authentication and a server process, while a statement takes less than 1 ms.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PooledPostgresStorage(DagsterPostgresStorage):
 
     Settings, tables and behaviour are the same.
 
-    A connection is tested before it is used, so a restart of the server causes no errors. Dagster's webserver uses
-    its own pools anyway.
+    A connection is tested before it is used, so a restart of the server causes no errors. Dagster's
+    webserver uses its own pools anyway.
     """
 
     @classmethod

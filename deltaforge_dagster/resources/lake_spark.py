@@ -10,9 +10,9 @@
 
     defs = dg.Definitions([revenue], resources={"spark": LakeSparkResource(pipeline="shop")})
 
-The server is that of the installation, as runs use it. The process that executes the asset needs the same environment
-as DeltaForge: its variables, and those that the pipeline file names. DeltaForge's own definitions do not load this
-module, which imports PySpark.
+The server is that of the installation, as runs use it. The process that executes the asset needs
+the same environment as DeltaForge: its variables, and those that the pipeline file names.
+DeltaForge's own definitions do not load this module, which imports PySpark.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class LakeSparkResource(PySparkResource):
 
     The server is started if needed.
 
-    The session begins when it is first asked for, and ends with the step. Nobody else has it, so temporary views and
-    settings do not disturb the pipeline. It is one of Spark Connect, which has no `spark_context`.
+    The session begins when it is first asked for, and ends with the step. Nobody else has it, so
+    temporary views and settings do not disturb the pipeline. It is one of Spark Connect, which has
+    no `spark_context`.
 
-    In the session, catalogs of Iceberg sinks have their names, as in `lake.public.orders`. `table` finds the tables of
-    every sink.
+    In the session, catalogs of Iceberg sinks have their names, as in `lake.public.orders`. `table`
+    finds the tables of every sink.
     """
 
     pipeline: str = Field(description="Name of the pipeline.")
@@ -85,7 +86,8 @@ class LakeSparkResource(PySparkResource):
         """The session.
 
         Raises:
-            NotAllowed: There is no such pipeline or sink, or sinks have settings that exclude one another.
+            NotAllowed: There is no such pipeline or sink, or sinks have settings that exclude one
+                another.
             SpecError: The pipeline's file cannot be loaded.
             SettingsError: The server does not allow a setting, or cannot be started.
             SparkUnavailable: The server cannot be reached.
@@ -99,7 +101,8 @@ class LakeSparkResource(PySparkResource):
 
         Args:
             sink: Id of the sink.
-            table: Name of the source's table, `schema.table`; in sources without schemas `database.table`.
+            table: Name of the source's table, `schema.table`; in sources without schemas
+                `database.table`.
 
         Raises:
             NotAllowed: The resource has no such sink, or the sink has not written such a table yet.

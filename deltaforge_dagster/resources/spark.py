@@ -1,12 +1,12 @@
 """The Spark session of a run, which is reused across runs.
 
-A new session costs seconds, and its first Python job more; an existing session costs nothing. So its id is stored
-with the lease, and the next run of the pipeline continues it. A session ends with its server, with `stop`, or
-after 24 hours without use; then a new one is created and its id stored.
+A new session costs seconds, and its first Python job more; an existing session costs nothing. So
+its id is stored with the lease, and the next run of the pipeline continues it. A session ends with
+its server, with `stop`, or after 24 hours without use; then a new one is created and its id stored.
 
-A killed run leaves its tasks behind. Spark continues them, forever if a processor hangs, and they occupy the task
-slots that the next run needs. So a run that continues a session interrupts them first, and ticks do so if no run
-comes (`left_tasks`).
+A killed run leaves its tasks behind. Spark continues them, forever if a processor hangs, and they
+occupy the task slots that the next run needs. So a run that continues a session interrupts them
+first, and ticks do so if no run comes (`left_tasks`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
 }
 
 if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
-    # PySpark disables this logger, but Dagster enables it again: it writes stack traces, and the data that Spark
-    # quotes, to standard error.
+    # PySpark disables this logger, but Dagster enables it again: it writes stack traces, and the
+    # data that Spark quotes, to standard error.
     logging.getLogger("pyspark.sql.connect.logging").setLevel(logging.CRITICAL + 1)
 
 _ISOLATED = "spark.sql.artifact.isolation.enabled"
@@ -100,8 +100,8 @@ class SparkSessions:
         """Return the session; if this process has none, continue the stored one or create a new one.
 
         Raises:
-            SparkUnavailable: There is no server, or it refuses; a later call tries again, unless this
-                provider is closed.
+            SparkUnavailable: There is no server, or it refuses; a later call tries again, unless
+                this provider is closed.
             SettingsError: There is no Java to start the installation's own server with.
         """
         with self._lock:
@@ -227,8 +227,8 @@ class SparkSessions:
                 session.client.close()
                 raise SparkUnavailable("the run is ending")
             self._connected.append(session)
-        # By default PySpark waits ten minutes for a server that is gone, and may run a job twice. Here the
-        # deliverer retries after a failure, and there is nothing to reattach to.
+        # By default PySpark waits ten minutes for a server that is gone, and may run a job twice.
+        # Here the deliverer retries after a failure, and there is nothing to reattach to.
         session.client.set_retry_policies([])
         session.client.disable_reattachable_execute()
         try:

@@ -5,12 +5,14 @@ installation's own, one per session). It forks a worker for each task that finds
 idle workers end after a minute. Without this module each new worker would import pyarrow and the
 kernels again, which takes most of a second.
 
-Two things that Spark's workers do before or after each task would cost more than the task itself: collecting garbage
-among all imported objects, which are therefore frozen (`gc.freeze`), and reading the archives on the import path
-again: PySpark's, which are not needed because it is installed as a package, and Spark's own jar. They are removed.
+Two things that Spark's workers do before or after each task would cost more than the task itself:
+collecting garbage among all imported objects, which are therefore frozen (`gc.freeze`), and reading
+the archives on the import path again: PySpark's, which are not needed because it is installed as a
+package, and Spark's own jar. They are removed.
 
-Workers also keep the memory that a task has freed for the next task, until they end: returning it to the system and
-touching it again took a third of their time. Arrow and numpy both take it from malloc.
+Workers also keep the memory that a task has freed for the next task, until they end: returning it
+to the system and touching it again took a third of their time. Arrow and numpy both take it from
+malloc.
 
 Spark keeps such a parent, which takes 140 MB, for as long as the server lives. So a parent without
 workers exits after a while (`IDLE_SECONDS`); Spark starts another one when it needs one.

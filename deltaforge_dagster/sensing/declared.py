@@ -1,8 +1,8 @@
 """The JSON values that a column may have, derived from the type that its table declares.
 
-Types are named as in the registered table versions: by PostgreSQL's `format_type`, or from the binary log.
-Types that are not listed here are not compared, because enumerations, dates or geometries can have several
-forms.
+Types are named as in the registered table versions: by PostgreSQL's `format_type`, or from the
+binary log. Types that are not listed here are not compared, because enumerations, dates or
+geometries can have several forms.
 """
 
 from __future__ import annotations

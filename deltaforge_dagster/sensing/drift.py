@@ -208,7 +208,8 @@ def _problem(
 def _out_of_range(column: Declared, kind: int, cells: Cells, groups: Groups, index: int) -> Longs:
     """Return the values that exceed their column's length or range.
 
-    Only negative values, and values whose text is longer than any text that surely fits, need to be checked.
+    Only negative values, and values whose text is longer than any text that surely fits, need to be
+    checked.
     """
     limit = _longest_that_fits(column, kind)
     if limit is None:

@@ -18,7 +18,8 @@ class DocumentField:
 
     Attributes:
         values: Its strings and numbers.
-        counts: How often each type occurred, in the order of `TYPES`; the schema has the types above 0.
+        counts: How often each type occurred, in the order of `TYPES`; the schema has the types
+            above 0.
     """
 
     values: FieldValues

@@ -23,8 +23,8 @@ _SAME_LENGTH = 10
 def json_schema(title: str, schema: DocumentSchema, form: JsonSchemaFormat) -> dict[str, Any]:
     """Return a JSON Schema that all documents match from which the schema was learned.
 
-    A field is required if it was never missing and never null. A field with several types has a `oneOf`; if
-    both integers and numbers were seen, `number` stands for both.
+    A field is required if it was never missing and never null. A field with several types has a
+    `oneOf`; if both integers and numbers were seen, `number` stands for both.
     """
     return {"$schema": DIALECTS[form], "title": title, **_node(schema, ())}
 

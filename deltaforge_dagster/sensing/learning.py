@@ -1,8 +1,8 @@
 """Learn from segments: update what is known about each table with the rows of the next segments.
 
 A Spark task runs this. It starts with the state after some segment, reads the rows of the next
-segments in order, one row group at a time, and returns the new state of the tables that had rows. The
-result depends only on the rows, not on how they are divided.
+segments in order, one row group at a time, and returns the new state of the tables that had rows.
+The result depends only on the rows, not on how they are divided.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Learned:
         state: The state with which to continue, compressed.
         evolutions: The changes of its schemas, by schema; each with the `subject`, the table or
             `table:column`.
-        counts: What these segments added: the numbers of `events`, of `sampled` events, of `hits` and
-            `misses` of the structure cache, and of rows that `drifted`.
+        counts: What these segments added: the numbers of `events`, of `sampled` events, of `hits`
+            and `misses` of the structure cache, and of rows that `drifted`.
         facts: Dagster metadata of the table, by name.
     """
 
@@ -148,8 +148,8 @@ def _counts(table: TableSense) -> dict[str, int]:
 def _tables(batch: pa.RecordBatch) -> tuple[Longs, list[tuple[str, str]]]:
     """Return for each row the index of its table, and the full and bare names of the tables.
 
-    The index is -1 for rows without a new row image (deletes, truncates, DDL). Only dictionary entries are
-    inspected, not the name of each row.
+    The index is -1 for rows without a new row image (deletes, truncates, DDL). Only dictionary
+    entries are inspected, not the name of each row.
     """
     ops, kinds = coded(batch, "op")
     numbers = np.zeros(batch.num_rows, np.int64)

@@ -1,9 +1,10 @@
 """Maps: objects whose member names are values, such as ids, and statistics of those names.
 
-Objects at a path are maps if they have enough names that most of them lack. The names that most objects
-have remain fields; all others together count as one field, so that the schema does not grow without end and
-documents with different names have the same structure. HyperLogLog estimates the number of names, and a
-frequent-items sketch finds the most frequent ones; both need little memory, whatever the number of names.
+Objects at a path are maps if they have enough names that most of them lack. The names that most
+objects have remain fields; all others together count as one field, so that the schema does not grow
+without end and documents with different names have the same structure. HyperLogLog estimates the
+number of names, and a frequent-items sketch finds the most frequent ones; both need little memory,
+whatever the number of names.
 """
 
 from __future__ import annotations

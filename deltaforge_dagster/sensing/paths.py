@@ -1,8 +1,9 @@
 """Paths in documents, as numbers and as steps.
 
-A path's number consists of two 30-bit hashes of the steps from the document's root. A step is a name, any
-element of an array, or any name of a map. A map is an object whose names are values: below it, documents
-with different names have the same paths. Kernels (`scan`) compute the same numbers from the text.
+A path's number consists of two 30-bit hashes of the steps from the document's root. A step is a
+name, any element of an array, or any name of a map. A map is an object whose names are values:
+below it, documents with different names have the same paths. Kernels (`scan`) compute the same
+numbers from the text.
 """
 
 from __future__ import annotations

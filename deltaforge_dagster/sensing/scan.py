@@ -1,15 +1,16 @@
 """Scan JSON documents into arrays with one cell per value, without parsing them.
 
-A cell has the document, path and type of a value, and the location of its text. Sensing then only needs
-to sort and count arrays.
+A cell has the document, path and type of a value, and the location of its text. Sensing then only
+needs to sort and count arrays.
 
-A path is a number (`paths`). Below a map, an object whose names are values, documents with different names
-have the same paths.
+A path is a number (`paths`). Below a map, an object whose names are values, documents with
+different names have the same paths.
 
 The text is assumed to be valid JSON.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes,
+# see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The schema of documents: learned from the first documents, and then compared with later ones.
 
 A `DocumentSchema` observes documents in order. The result does not depend on how they are divided
-into batches: decisions that depend on a count (finding maps, and the end of learning) are made after
-exactly that many documents, even within a batch.
+into batches: decisions that depend on a count (finding maps, and the end of learning) are made
+after exactly that many documents, even within a batch.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class DocumentSchema:
         stabilized: Whether the schema has stopped learning.
         hits: How many documents had a structure that was in the structure cache.
         misses: How many documents had a structure that was not.
-        evolutions: The changes since the schema was created or restored; each with the old and the new
-            fingerprint, and what was added.
+        evolutions: The changes since the schema was created or restored; each with the old and the
+            new fingerprint, and what was added.
         first_us: Event time of the first observed document.
         last_us: Event time of the latest observed document.
     """

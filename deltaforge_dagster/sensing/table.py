@@ -1,8 +1,8 @@
 """What sensing has learned about one table: the schemas of its documents, and its drift.
 
-A row of a registered table version is compared with the version's columns, and each column that may contain
-JSON documents has a schema. Any other row, which comes from a processor or a logical message, is itself a
-document.
+A row of a registered table version is compared with the version's columns, and each column that may
+contain JSON documents has a schema. Any other row, which comes from a processor or a logical
+message, is itself a document.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def _images(rows: pa.RecordBatch) -> pa.StringArray:
 def _versions(rows: pa.RecordBatch, versions: Versions) -> tuple[Longs, list[str]]:
     """Return for each row the index of its table version, and the fingerprints of the versions.
 
-    The index is `_DOCUMENT` for a row that is not a row of the table, and `_UNKNOWN` for a row of a version
-    that is not registered, which is not inspected.
+    The index is `_DOCUMENT` for a row that is not a row of the table, and `_UNKNOWN` for a row of a
+    version that is not registered, which is not inspected.
     """
     codes, names = coded(rows, "schema_version")
     if not versions:
@@ -199,8 +199,8 @@ def _versions(rows: pa.RecordBatch, versions: Versions) -> tuple[Longs, list[str
 def _documents(column: Declared, cells: Cells) -> tuple[Longs, pa.StringArray]:
     """Return the cells of a column that are documents, and their texts.
 
-    In a column of a JSON type, every value except null is a document. In a text column, and for strings in
-    any column, a document is an object or an array that is written as text.
+    In a column of a JSON type, every value except null is a document. In a text column, and for
+    strings in any column, a document is an object or an array that is written as text.
     """
     candidates = np.flatnonzero(cells.path == child(ROOT, "." + column.name))
     kinds, starts = cells.type[candidates], cells.start[candidates]

@@ -1,9 +1,9 @@
 """The sensor that compares Dagster's definitions with the pipeline files, and makes Dagster reload them.
 
-Definitions are only as new as the loaded code location. A pipeline that was added, changed or removed since then
-appears once the location is reloaded, and so does a lake table that was written for the first time. That happens by
-itself if the webserver's URL is known (`deltaforge dev` and `demo`, or `DELTAFORGE_DAGSTER_URL`), else when a user
-presses Reload, as the tick's message says.
+Definitions are only as new as the loaded code location. A pipeline that was added, changed or
+removed since then appears once the location is reloaded, and so does a lake table that was written
+for the first time. That happens by itself if the webserver's URL is known (`deltaforge dev` and
+`demo`, or `DELTAFORGE_DAGSTER_URL`), else when a user presses Reload, as the tick's message says.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def build_files_sensor(
                 for gone in without_file(opened.store.pipelines.read(), installed):
                     if gone.name in loaded:
                         note_broken(opened.store, gone.name)
-                # Before or after the reload that takes a removed pipeline out of the definitions; while it is in
-                # them, its sensors may report something again.
+                # Before or after the reload that takes a removed pipeline out of the definitions;
+                # while it is in them, its sensors may report something again.
                 removed = opened.store.pipelines.removed() - {
                     pipeline.name for pipeline in installed
                 }

@@ -1,10 +1,12 @@
 """Deletes history that Dagster's storage would keep forever: runs, ticks, events without a run.
 
-Dagster can delete runs and purges ticks after days, but it keeps events that were reported without a run, every
-evaluation of a check, and the output of deleted runs. The newest event of each kind stays, because the UI shows it.
+Dagster can delete runs and purges ticks after days, but it keeps events that were reported without
+a run, every evaluation of a check, and the output of deleted runs. The newest event of each kind
+stays, because the UI shows it.
 
-Dagster has no function to delete events without a run, so they are deleted directly from its tables, in the way
-in which its storage deletes those of a run (`SqlEventLogStorage.delete_events_for_run`).
+Dagster has no function to delete events without a run, so they are deleted directly from its
+tables, in the way in which its storage deletes those of a run
+(`SqlEventLogStorage.delete_events_for_run`).
 """
 
 from __future__ import annotations
@@ -110,9 +112,10 @@ def forget_events(
     Args:
         instance: The Dagster instance.
         assets: The assets; the newest event of each is kept.
-        partition: Materializations of earlier partitions, and those without a partition, are deleted.
-        before: Evaluations of checks before this time are deleted, except the newest one of each check. Of the
-            later ones, at most `KEPT_EVALUATIONS` of each check are kept.
+        partition: Materializations of earlier partitions, and those without a partition, are
+            deleted.
+        before: Evaluations of checks before this time are deleted, except the newest one of each
+            check. Of the later ones, at most `KEPT_EVALUATIONS` of each check are kept.
 
     Returns:
         How many materializations were deleted.
@@ -133,7 +136,8 @@ def forget_events(
 
 def _forget_materializations(connection: sa.Connection, asset: str, partition: str) -> int:
     events = SqlEventLogStorageTable.c
-    # With the event type PostgreSQL uses an index to find the newest; without, it may read the whole log.
+    # With the event type PostgreSQL uses an index to find the newest; without, it may read the
+    # whole log.
     of_asset = (events.asset_key == asset) & (events.dagster_event_type == _MATERIALIZATION)
     newest = connection.execute(sa.select(sa.func.max(events.id)).where(of_asset)).scalar()
     if newest is None:

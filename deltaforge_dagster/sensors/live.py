@@ -25,8 +25,8 @@ def build_sensor(
 ) -> dg.SensorDefinition:
     """Return the sensor of a pipeline, which is on by default.
 
-    It starts both live runs and snapshot runs: a tick itself costs Dagster's daemon more than the work in it, so one
-    sensor is cheaper than two.
+    It starts both live runs and snapshot runs: a tick itself costs Dagster's daemon more than the
+    work in it, so one sensor is cheaper than two.
 
     Args:
         loaded: The pipeline.

@@ -1,7 +1,8 @@
 """Makes ticks that find a problem fail, so that it is visible in Dagster's list of ticks.
 
-The reason of a skipped tick is hidden behind a click, and a skipped tick looks like an idle one. A failed tick is
-red in the list, on the timeline and in *Automation*, for as long as the problem lasts; its error ends with the message.
+The reason of a skipped tick is hidden behind a click, and a skipped tick looks like an idle one. A
+failed tick is red in the list, on the timeline and in *Automation*, for as long as the problem
+lasts; its error ends with the message.
 """
 
 from __future__ import annotations

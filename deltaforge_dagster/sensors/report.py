@@ -2,10 +2,12 @@
 
 Two things hide a reported result in the UI:
 
-- A live run has announced that it will evaluate the checks. Until it has, the UI shows them as *in progress*,
-  whatever their last result was. A failure is reported again meanwhile; a success is not.
-- A range was published after the check was reported. The UI then shows *Not evaluated*, since it expects a result for
-  the newest materialization. The last result is reported again, whether it is a failure or a success.
+- A live run has announced that it will evaluate the checks. Until it has, the UI shows them as *in
+  progress*, whatever their last result was. A failure is reported again meanwhile; a success is
+  not.
+- A range was published after the check was reported. The UI then shows *Not evaluated*, since it
+  expects a result for the newest materialization. The last result is reported again, whether it is
+  a failure or a success.
 """
 
 from __future__ import annotations
@@ -90,8 +92,8 @@ def report_health(
 ) -> None:
     """Write the health of a pipeline when it changes, and the first time.
 
-    A materialization is written with the check, because otherwise the Catalog shows *Never materialized*. Its figures are
-    plotted, so one is also written every minute while they change.
+    A materialization is written with the check, because otherwise the Catalog shows *Never
+    materialized*. Its figures are plotted, so one is also written every minute while they change.
     """
     evaluation = health_evaluation(name, state)
     shown = newest_evaluation(instance, evaluation.asset_check_key)
@@ -180,9 +182,9 @@ def _newest(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> _Newest:
 def _is_overtaken(instance: dg.DagsterInstance, record: AssetCheckExecutionRecord) -> bool:
     """Return whether a run materialized the asset after its check was reported without a run.
 
-    An evaluation by a run is never overtaken, since runs evaluate checks after publishing; nor is it by a
-    materialization without a run. The comparison is the UI's own. On SQLite, which stores whole seconds, it may cause
-    one additional report.
+    An evaluation by a run is never overtaken, since runs evaluate checks after publishing; nor is
+    it by a materialization without a run. The comparison is the UI's own. On SQLite, which stores
+    whole seconds, it may cause one additional report.
     """
     if record.run_id != RUNLESS_RUN_ID:
         return False

@@ -92,7 +92,8 @@ def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline
 def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
     """Delete the partitions that have no range, including those that an earlier execution left behind.
 
-    The partitions must be read before the ranges, because a range gets its row before its partition.
+    The partitions must be read before the ranges, because a range gets its row before its
+    partition.
     """
     name = partitions_name(pipeline)
     partitions = instance.get_dynamic_partitions(name)

@@ -2,9 +2,10 @@
 
 This is the pipeline's sensor, or a separate sensor if the pipeline has a schedule.
 
-A run starts when a user or the pipeline file has requested a snapshot, or when chunks of a snapshot are missing:
-their run died, what it had read could not be used, or rows were relocated (`relocated_rows`). Only one run reads at
-a time. After a failed run there is a pause, which is longer after several failures.
+A run starts when a user or the pipeline file has requested a snapshot, or when chunks of a snapshot
+are missing: their run died, what it had read could not be used, or rows were relocated
+(`relocated_rows`). Only one run reads at a time. After a failed run there is a pause, which is
+longer after several failures.
 """
 
 import time

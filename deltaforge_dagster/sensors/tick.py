@@ -1,10 +1,11 @@
 """One tick: reports dead runs as failed and ends their tasks, publishes, and may start a run.
 
-Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source (`source_watch`)
-and reads the rest from the state store. A problem that prevents capture is shown as the failing check `source` of the
-pipeline's `changes` and in the tick's message; the next tick tries again. During a run, ticks also report when a
-sink begins to fail or has everything again (check `delivered`), and when changes are held or could not be delivered
-(checks `holds` and `dead_letters`).
+Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source
+(`source_watch`) and reads the rest from the state store. A problem that prevents capture is shown
+as the failing check `source` of the pipeline's `changes` and in the tick's message; the next tick
+tries again. During a run, ticks also report when a sink begins to fail or has everything again
+(check `delivered`), and when changes are held or could not be delivered (checks `holds` and
+`dead_letters`).
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def tick(
     next_look = _next_look(store, loaded)
     problem = inspect_source(store, loaded, build_source, journal, next_look)
     watching: AbstractContextManager[HeadWatch | None] = nullcontext()
-    # A run that reads a snapshot is requested after this tick, and must not wait for the end of a watch.
+    # A run that reads a snapshot is requested after this tick, and must not wait for the end of a
+    # watch.
     if room is not None and problem is None and store.snapshots.unfinished(loaded.name) is None:
         watching = room.watch(instance, build_source, began)
     with watching as watch:  # before the source is checked, so that no later commit is missed
@@ -187,8 +189,8 @@ def _report_source(
         instance: The Dagster instance.
         store: The state store, where ticks and runs record what they find.
         loaded: The pipeline.
-        build_source: Builds its source, to evaluate `preflight` when the findings about the source have changed;
-            None during a run, which evaluates `preflight` at its end.
+        build_source: Builds its source, to evaluate `preflight` when the findings about the source
+            have changed; None during a run, which evaluates `preflight` at its end.
 
     Returns:
         The health of the pipeline.
@@ -241,7 +243,8 @@ def _publish(
 def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
     """Report which sinks fail or are late, which have caught up again, and which changes are held.
 
-    A working sink that is only behind does not fail `delivered`; `freshness` fails when the file's limit is passed.
+    A working sink that is only behind does not fail `delivered`; `freshness` fails when the file's
+    limit is passed.
     """
     rows = store.checkpoints.read(loaded.name)
     failing = {
@@ -297,7 +300,8 @@ def _report_dead(
         records: Its unfinished live runs.
 
     Returns:
-        The ids of the runs that were reported, which may include a Materialize that was catching up a sink.
+        The ids of the runs that were reported, which may include a Materialize that was catching up
+        a sink.
     """
     lease = store.leases.get(pipeline)
     ended = set()

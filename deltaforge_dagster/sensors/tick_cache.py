@@ -1,9 +1,10 @@
 """The resources that the ticks of one process share: Dagster's instance, state store and journal, opened once.
 
-A code server evaluates every sensor and schedule, some of them every few seconds. Dagster opens the instance of a tick
-(`context.instance`, which resources use as well) each time and checks the migrations of three databases; with
-SQLite this took more processor time of a code server than everything else. A newly opened state store also has to
-compile every statement again. The webserver's threads share one instance in the same way.
+A code server evaluates every sensor and schedule, some of them every few seconds. Dagster opens the
+instance of a tick (`context.instance`, which resources use as well) each time and checks the
+migrations of three databases; with SQLite this took more processor time of a code server than
+everything else. A newly opened state store also has to compile every statement again. The
+webserver's threads share one instance in the same way.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class TickCache:
     ) -> Iterator[tuple[dg.DagsterInstance, Opened]]:
         """Yield Dagster's instance and the open state store and journal to a tick.
 
-        After an error they are closed and opened again for the next tick, because a connection may be dead, or a
-        file or database may have been replaced.
+        After an error they are closed and opened again for the next tick, because a connection may
+        be dead, or a file or database may have been replaced.
 
         Raises:
             DeltaforgeError: They cannot be opened (`Platform.open`); the next tick tries again.

@@ -1,20 +1,21 @@
 """The interface between a deliverer and a destination of messages: what every such sink promises.
 
-Every sink delivers at least once. A sink whose `exactly_once` is true also keeps its own position: in
-the same atomic step as the messages, it stores a `SinkPosition` that names the last of them. The next
-opener of the sink reads it and knows what has arrived, even if the acknowledgement was lost. The
-position does not decide alone: `pipeline.deliver.resume` compares it with the checkpoint and decides
-which of the two applies.
+Every sink delivers at least once. A sink whose `exactly_once` is true also keeps its own position:
+in the same atomic step as the messages, it stores a `SinkPosition` that names the last of them. The
+next opener of the sink reads it and knows what has arrived, even if the acknowledgement was lost.
+The position does not decide alone: `pipeline.deliver.resume` compares it with the checkpoint and
+decides which of the two applies.
 
-Before it stores anything, a sink that keeps its own position checks that the stored position is still
-the one that it last read or stored. If it is not, another sender is active or the destination has lost
-data: the sink raises `PositionMoved` and stores nothing. The deliverer then opens it again, reads the
-position and decides again where to resume.
+Before it stores anything, a sink that keeps its own position checks that the stored position is
+still the one that it last read or stored. If it is not, another sender is active or the destination
+has lost data: the sink raises `PositionMoved` and stores nothing. The deliverer then opens it
+again, reads the position and decides again where to resume.
 
 One change may become several messages: an update that changes a key becomes a delete and an insert,
-and a delete may be followed by a tombstone. All messages of a change carry its ordinal, are adjacent,
-and are never divided: no batch begins or ends between them, and a sink neither acknowledges nor stores
-a position between them. Code that splits a batch calls `whole_ordinals` to find a valid boundary.
+and a delete may be followed by a tombstone. All messages of a change carry its ordinal, are
+adjacent, and are never divided: no batch begins or ends between them, and a sink neither
+acknowledges nor stores a position between them. Code that splits a batch calls `whole_ordinals` to
+find a valid boundary.
 """
 
 from __future__ import annotations
@@ -47,10 +48,9 @@ MESSAGES = pa.schema(_FIELDS)
 """Columns of `SinkBatch.messages`: the messages for one sink, one per row, in sending order.
 
 `value` is the finished envelope, or null for a tombstone, which only sinks of some kinds receive
-(`registry.MessageSinkType.takes_tombstones`).
-`headers` is a JSON object as text or null, `key` the resolved message key or null. `event_id` and
-`idempotency_key` belong to the message; `change_id` is the event id of its change in the journal, or
-null if it equals `event_id`.
+(`registry.MessageSinkType.takes_tombstones`). `headers` is a JSON object as text or null, `key` the
+resolved message key or null. `event_id` and `idempotency_key` belong to the message; `change_id` is
+the event id of its change in the journal, or null if it equals `event_id`.
 """
 
 AVRO_MESSAGES = pa.schema(
@@ -98,8 +98,8 @@ class SinkPosition:
         ordinal: Ordinal of the last message in that segment.
         event_id: Event id of the last message's change; it identifies the change even if other
             segments hold it by then.
-        start: Position up to which everything has arrived, JSON text (`positions`): the start of that
-            segment, or its end if the message is its last one.
+        start: Position up to which everything has arrived, JSON text (`positions`): the start of
+            that segment, or its end if the message is its last one.
         end: Position after the last message, JSON text: the end of that segment.
         source: Id of the pipeline's source in the pipeline file.
         redriven: Token of the last dead letter delivered since that message, or empty.
@@ -151,8 +151,8 @@ class Origin:
         end: Position at which the segment ends, JSON text.
         rows: Number of rows in the segment, which identifies the last one.
         redrive: Set for dead letters, whose delivery does not move the position: the position to
-            store again with them. A dead letter's token consists of the prefix in `redrive.redriven`
-            and its ordinal in six digits.
+            store again with them. A dead letter's token consists of the prefix in
+            `redrive.redriven` and its ordinal in six digits.
     """
 
     pipeline: str
@@ -181,8 +181,8 @@ class SinkBatch:
             messages in `messages`. Sinks ignore this attribute and never receive a batch without
             messages.
         schemas: The schemas of messages in Avro whose ids are not known yet; see `AVRO_MESSAGES`.
-        earlier: Messages before those in `messages`, in parts that do not divide a change, to be sent
-            in the same step. Only a sink with `Sink.takes_parts` receives some.
+        earlier: Messages before those in `messages`, in parts that do not divide a change, to be
+            sent in the same step. Only a sink with `Sink.takes_parts` receives some.
     """
 
     segment: int
@@ -278,7 +278,10 @@ def traffic_of(sink: Sink) -> Traffic | None:
 
 
 class Sink(Protocol):
-    """One destination, used by one thread at a time. Methods raise subclasses of `DeltaforgeError`."""
+    """One destination, used by one thread at a time.
+
+    Methods raise subclasses of `DeltaforgeError`.
+    """
 
     @property
     def exactly_once(self) -> bool:
@@ -319,10 +322,11 @@ class Sink(Protocol):
         """Deliver the whole batch in order and return its last ordinal once it is acknowledged.
 
         After an error, an unknown prefix of the batch may have arrived, and nothing after that
-        prefix: sending the batch again may repeat messages but never reorders those of a key. A sink that
-        delivers several messages at once keeps this for each key: an unknown prefix of the messages of
-        a key may have arrived, and nothing after it. A sink that knows that everything up to some ordinal was
-        acknowledged sets `acknowledged` of the error, so that only the rest is sent again.
+        prefix: sending the batch again may repeat messages but never reorders those of a key. A
+        sink that delivers several messages at once keeps this for each key: an unknown prefix of
+        the messages of a key may have arrived, and nothing after it. A sink that knows that
+        everything up to some ordinal was acknowledged sets `acknowledged` of the error, so that
+        only the rest is sent again.
 
         A batch with an origin is sent in atomic steps, each of which also stores the position of
         its last message. After an error, `position` tells which prefix has arrived.
@@ -333,5 +337,8 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Release connections; nothing is sent afterwards. May be called twice and from any thread."""
+        """Release connections; nothing is sent afterwards.
+
+        May be called twice and from any thread.
+        """
         ...

@@ -17,8 +17,9 @@ from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, sink
 def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext) -> Sink:
     """Return the sink with this id, not yet open.
 
-    An entry point of the group `deltaforge.sink_wrappers` is named after an environment variable. Where that is
-    set, the entry point's function wraps the sink, given the sink, its id and the variable's value.
+    An entry point of the group `deltaforge.sink_wrappers` is named after an environment variable.
+    Where that is set, the entry point's function wraps the sink, given the sink, its id and the
+    variable's value.
 
     Args:
         declared: The sinks of a pipeline file.

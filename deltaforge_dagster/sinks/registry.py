@@ -10,9 +10,9 @@ Guide, "Entry points specification")::
     [project.entry-points."deltaforge.sinks"]
     csv = "csv_sink:CSV"
 
-The name is the `type` in pipeline files and `SinkType.name` of the object. Everything that loads a pipeline file loads every
-kind, Dagster's code servers included. So the module with the object imports neither a client library nor kernels; the
-methods that need them import them.
+The name is the `type` in pipeline files and `SinkType.name` of the object. Everything that loads a
+pipeline file loads every kind, Dagster's code servers included. So the module with the object
+imports neither a client library nor kernels; the methods that need them import them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ _StagedConfig = TypeVar("_StagedConfig", bound=StagedSinkConfig)
 _TableConfig = TypeVar("_TableConfig", bound=TableSinkConfig)
 
 DefaultKey = Literal["event id", "row", "none"]
-"""The key of a message whose sink has no `key` in the file, unless a processor has set one: the id of the event, the
-primary key of the row (which suits destinations that keep the order of a key), or no key."""
+"""The key of a message whose sink has no `key` in the file, unless a processor has set one: the id
+of the event, the primary key of the row (which suits destinations that keep the order of a key), or
+no key.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,13 @@ class SinkContext:
     """What a sink needs to know about its surroundings.
 
     Attributes:
-        pipeline: Name of the pipeline, or of the Spark job; part of the names that the sink uses on servers.
+        pipeline: Name of the pipeline, or of the Spark job; part of the names that the sink uses on
+            servers.
         run: Limits of the runs that send with the sink.
-        brief: For a job that ends and of which several may run at once, such as a Spark job or a check. It
-            leaves nothing behind for long, and ends no other sender of the same pipeline.
-        posted: Whether the pipeline was created by the REST API, and not by a file of the installation.
+        brief: For a job that ends and of which several may run at once, such as a Spark job or a
+            check. It leaves nothing behind for long, and ends no other sender of the same pipeline.
+        posted: Whether the pipeline was created by the REST API, and not by a file of the
+            installation.
     """
 
     pipeline: str
@@ -110,15 +114,16 @@ class SinkType(ABC, Generic[_Config]):
     Attributes:
         name: The `type` in pipeline files.
         summary: A sentence about the kind, for the JSON Schema and the reference.
-        config: Model of the `config` block. The name of the class ends in `SinkConfig`; the first line of its docstring
-            is the description of the block.
+        config: Model of the `config` block. The name of the class ends in `SinkConfig`; the first
+            line of its docstring is the description of the block.
         destinations: What its destinations are called, in the plural: `topics`.
-        where: Fields that decide where changes go. If one changes, `deltaforge plan` says that later ones go elsewhere.
-        form: Fields that decide what changes look like at the destination. If one changes, `deltaforge plan` says that
-            later ones differ.
+        where: Fields that decide where changes go. If one changes, `deltaforge plan` says that
+            later ones go elsewhere.
+        form: Fields that decide what changes look like at the destination. If one changes,
+            `deltaforge plan` says that later ones differ.
         consequences: What `deltaforge plan` says if another field changes, by field.
-        timing: Fields that decide only when something happens. If one changes, Dagster does not show delivered ranges as
-            stale.
+        timing: Fields that decide only when something happens. If one changes, Dagster does not
+            show delivered ranges as stale.
     """
 
     name: str
@@ -153,7 +158,8 @@ class SinkType(ABC, Generic[_Config]):
         Args:
             config: The sink.
             context: Its surroundings, `brief`.
-            names: Its destinations, as far as the file determines them; what depends on changes is a template.
+            names: Its destinations, as far as the file determines them; what depends on changes is
+                a template.
 
         Raises:
             DeltaforgeError: What is wrong; shown as an error.
@@ -192,7 +198,8 @@ class MessageSinkType(SinkType[_MessageConfig]):
     Attributes:
         default_key: The message key if the file sets none.
         takes_tombstones: Whether a message may have no value.
-        spark: The kind as a Spark data source, `deltaforge_<name>`; None if Spark jobs cannot use it.
+        spark: The kind as a Spark data source, `deltaforge_<name>`; None if Spark jobs cannot use
+            it.
     """
 
     default_key: DefaultKey = "event id"

@@ -1,8 +1,8 @@
 """The interface between the run and a database: what every source promises.
 
-A source knows its log and nothing else: not the journal, not the state store, not Spark. The run asks
-for the head, reads change batches from a position on, and tells the source up to which position it may
-discard its log. `read` is one long-lived stream per run.
+A source knows its log and nothing else: not the journal, not the state store, not Spark. The run
+asks for the head, reads change batches from a position on, and tells the source up to which
+position it may discard its log. `read` is one long-lived stream per run.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class SourceNotes(SchemaRegistry, Protocol):
     def held(self) -> Mapping[str, str]:
         """Return the full names of tables that have a hold, each with the reason.
 
-        All later events of these tables are held as well (`HeldEvent`), even those that can be decoded,
-        because no change may overtake a held one.
+        All later events of these tables are held as well (`HeldEvent`), even those that can be
+        decoded, because no change may overtake a held one.
         """
         ...
 
@@ -159,8 +159,8 @@ class ChangeBatch:
     Attributes:
         rows: The changes, with the columns of `frame.CAPTURED`; None if nothing was captured.
         end: A position at which a segment may end: this batch and those before it contain every
-            transaction up to it completely. None while a transaction is open. In a batch without rows,
-            a position up to which the log has no change for us (idle progress), or None.
+            transaction up to it completely. None while a transaction is open. In a batch without
+            rows, a position up to which the log has no change for us (idle progress), or None.
         log_bytes: Bytes of log read for this batch.
         held: Events that must be held. They, too, are before `end` in the log.
     """
@@ -223,7 +223,10 @@ class AwaitableStart(Protocol):
 
 
 class Source(Protocol):
-    """One database's log. Methods raise only errors of the package's `errors`, which contain no secrets."""
+    """One database's log.
+
+    Methods raise only errors of the package's `errors`, which contain no secrets.
+    """
 
     def head(self) -> Position:
         """Return the newest position of the log; raise `SourceUnavailable` if that takes over 2 seconds."""
@@ -233,14 +236,14 @@ class Source(Protocol):
         """Create what reading needs (slot, publication) and return the position to start at.
 
         `read` from that position yields every change that is committed after this call returns. A
-        second call creates nothing more. Where the server keeps no slot for us, a second call returns a
-        later position, so the caller must keep the first. Takes at most 5 seconds, unless the log has
-        to be read to find `at`.
+        second call creates nothing more. Where the server keeps no slot for us, a second call
+        returns a later position, so the caller must keep the first. Takes at most 5 seconds, unless
+        the log has to be read to find `at`.
 
         Args:
-            at: Start here instead: a position that another reader has reached. Reading always starts
-                between transactions, so a few changes before `at` may be read again; none after it is
-                skipped.
+            at: Start here instead: a position that another reader has reached. Reading always
+                starts between transactions, so a few changes before `at` may be read again; none
+                after it is skipped.
 
         Raises:
             PositionLost: The log after `at` is no longer available.
@@ -266,8 +269,9 @@ class Source(Protocol):
     def definitions(self, start: Position) -> dict[str, str]:
         """Return the definitions of tables at a start position that `ensure_start` just returned.
 
-        They are in the source's own format and contain only what the log does not say; readers get them
-        back from `SourceNotes.defined`. Takes at most 5 seconds; tables that cannot be read are left out.
+        They are in the source's own format and contain only what the log does not say; readers get
+        them back from `SourceNotes.defined`. Takes at most 5 seconds; tables that cannot be read
+        are left out.
         """
         ...
 
@@ -281,9 +285,9 @@ class Source(Protocol):
     def maintain(self, position: Position | None) -> list[Finding]:
         """Check that the server sends the changes of every table that the pipeline captures.
 
-        Tables missing from a publication or triggers that the source itself created are added; anything
-        else that is missing is returned. Called every few seconds, even while a reader is connected: one
-        connection, a few bounded queries, at most 5 seconds.
+        Tables missing from a publication or triggers that the source itself created are added;
+        anything else that is missing is returned. Called every few seconds, even while a reader is
+        connected: one connection, a few bounded queries, at most 5 seconds.
 
         Args:
             position: The captured position, to check that the log after it is still available; None
@@ -328,15 +332,16 @@ class Source(Protocol):
     def identity(self) -> str:
         """Return a text that identifies the server; takes at most 10 seconds.
 
-        It changes whenever positions may mean something else: on another server, or a promoted replica.
+        It changes whenever positions may mean something else: on another server, or a promoted
+        replica.
         """
         ...
 
     def relocate(self, position: Position, previous: str) -> Position:
         """Return where reading continues on this server after a failover from `previous`.
 
-        Reading from there yields every change after `position`. If the source cannot verify that, it
-        logs a warning.
+        Reading from there yields every change after `position`. If the source cannot verify that,
+        it logs a warning.
 
         Args:
             position: The captured position, on the previous server.
@@ -372,8 +377,8 @@ class Source(Protocol):
     def schema(self, table: str) -> TableSchema:
         """Return the current columns and key of a table, as captured rows have them.
 
-        A column's `data_type` is spelled as in registered table versions, or empty if the source does
-        not know it.
+        A column's `data_type` is spelled as in registered table versions, or empty if the source
+        does not know it.
 
         Args:
             table: Full name of the table.
@@ -389,7 +394,8 @@ class Source(Protocol):
         """Yield what `read` yields, without disturbing a run that reads at the same time.
 
         Raises:
-            NotAllowed: The server discards its log once it is confirmed, so it cannot be read again.
+            NotAllowed: The server discards its log once it is confirmed, so it cannot be read
+                again.
             PositionLost: The log does not go back that far.
         """
         ...
@@ -401,7 +407,8 @@ class Source(Protocol):
 
         Args:
             events: `HeldEvent.data` of each event, in log order.
-            fix: What the user has since declared about the table with `deltaforge hold`, as JSON text.
+            fix: What the user has since declared about the table with `deltaforge hold`, as JSON
+                text.
             position: The captured position.
             registry: Where table versions are registered.
 
@@ -465,7 +472,8 @@ class RetainedLog:
         end: Where the log ends.
         bytes: Bytes after the captured position.
         unconfirmed: Bytes after the confirmed position; None if there is no such position yet.
-        retained: Bytes that the server keeps because of this pipeline; None if it keeps none for pipelines.
+        retained: Bytes that the server keeps because of this pipeline; None if it keeps none for
+            pipelines.
         limit: The most bytes that it keeps because of this pipeline; None if any amount.
         room: For a server that discards its log whether or not it was read: bytes of log that it
             still has before the captured position. None for other servers.
@@ -508,7 +516,8 @@ class RemovableSource(Source, Protocol):
         Objects that somebody else created are kept. Takes at most 5 seconds.
 
         Args:
-            spared: Names (`SourceType.names`) of what other pipelines use on this server, which is kept as well.
+            spared: Names (`SourceType.names`) of what other pipelines use on this server, which is
+                kept as well.
             dry_run: Drop nothing, only report.
 
         Returns:
@@ -540,14 +549,15 @@ class SectionedSource(Source, Protocol):
     ) -> Generator[LogSection | None]:
         """Yield consecutive sections of the log, each with captured changes.
 
-        The last section ends at the log's current end, or before an event that must be read in sequence,
-        by `read`. Each table version is registered before a section with rows of it is yielded.
+        The last section ends at the log's current end, or before an event that must be read in
+        sequence, by `read`. Each table version is registered before a section with rows of it is
+        yielded.
 
         Args:
             start: Where the first section begins; the server's log must still contain it.
             registry: As for `read`.
-            log_bytes: Called before each section; returns the size that it should have. A section with
-                one large transaction may be larger.
+            log_bytes: Called before each section; returns the size that it should have. A section
+                with one large transaction may be larger.
 
         Yields:
             A section; or None while the search for the next one takes time, so that the caller gets

@@ -1,8 +1,9 @@
 """Findings: what an inspection of a source or sink found, one line each, with the statement that fixes it.
 
-`deltaforge check` shows all of them; the Dagster check `preflight` shows those of the source after each
-run. A finding is an `error` if changes cannot be captured or delivered, or are about to be lost; a
-`warning` if somebody should act soon; a `note` if everything works, but perhaps not as expected.
+`deltaforge check` shows all of them; the Dagster check `preflight` shows those of the source after
+each run. A finding is an `error` if changes cannot be captured or delivered, or are about to be
+lost; a `warning` if somebody should act soon; a `note` if everything works, but perhaps not as
+expected.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Finding:
         subject: What it is about: `connection`, `grants`, `binlog_format`, `slot` ...
         level: How serious it is; see the module.
         text: What was found. It may contain names, but no secret and no value of a row.
-        remedy: A statement for the server or a command that fixes it, or several in order; None if there is nothing to
-            fix.
+        remedy: A statement for the server or a command that fixes it, or several in order; None if
+            there is nothing to fix.
     """
 
     subject: str

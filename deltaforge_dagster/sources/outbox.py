@@ -1,7 +1,7 @@
 """Outboxes: messages that applications write in the same transaction as their changes, to be published.
 
-A source gives every change of an outbox the schema `__outbox`, by which the `outbox` processor recognizes
-it. In MySQL an outbox is a table; in PostgreSQL it is a prefix of logical messages.
+A source gives every change of an outbox the schema `__outbox`, by which the `outbox` processor
+recognizes it. In MySQL an outbox is a table; in PostgreSQL it is a prefix of logical messages.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The kinds of sources: the interface that describes a kind, and the registry that finds all kinds.
 
-A kind is one object, a `SourceType`. Pipeline files, plans, messages, stored positions, assets and commands use it, so
-none of them names a kind. Ours are listed below. An installed package adds one with an entry point (Python Packaging
-User Guide, "Entry points specification")::
+A kind is one object, a `SourceType`. Pipeline files, plans, messages, stored positions, assets and
+commands use it, so none of them names a kind. Ours are listed below. An installed package adds one
+with an entry point (Python Packaging User Guide, "Entry points specification")::
 
     [project.entry-points."deltaforge.sources"]
     jsonl = "jsonl_source:JSONL"
 
-The name is the `type` in pipeline files and `SourceType.name` of the object. Everything that loads a pipeline file loads every
-kind, Dagster's code servers included. So the module with the object imports neither a client library nor kernels nor Arrow;
-the methods that need them import them.
+The name is the `type` in pipeline files and `SourceType.name` of the object. Everything that loads
+a pipeline file loads every kind, Dagster's code servers included. So the module with the object
+imports neither a client library nor kernels nor Arrow; the methods that need them import them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class SourceContext:
     Attributes:
         pipeline: Name of the pipeline, under which servers list our sessions.
         engine: `spec.engine` of the pipeline file, with the formats of values and the column rules.
-        keeps_rows: Whether a sink keeps the rows of tables, so that it needs the values of all columns of an insert.
+        keeps_rows: Whether a sink keeps the rows of tables, so that it needs the values of all
+            columns of an insert.
     """
 
     pipeline: str
@@ -68,14 +69,16 @@ class SourceContext:
 
 @dataclass(frozen=True, slots=True)
 class PositionField:
-    """A field of the event's `source` block that says where in the log a change is. Snapshot rows do not have it.
+    """A field of the event's `source` block that says where in the log a change is.
+
+    Snapshot rows do not have it.
 
     Attributes:
         name: The field's name; templates can use those in `config.templates.SOURCE_FIELDS`.
         column: The column of the change frame that holds it; None for a constant.
-        form: How it is written. `string`: a JSON string; `plain`: the same, of text that needs no escaping;
-            `json`: text that is JSON already; `number`; `quoted number`: a number as a JSON string; `lsn`: a
-            number as the JSON string `X/XXXXXXXX`, hexadecimal.
+        form: How it is written. `string`: a JSON string; `plain`: the same, of text that needs no
+            escaping; `json`: text that is JSON already; `number`; `quoted number`: a number as a
+            JSON string; `lsn`: a number as the JSON string `X/XXXXXXXX`, hexadecimal.
         constant: The JSON text of a field that is the same in every event.
     """
 
@@ -92,18 +95,22 @@ class SourceType(ABC, Generic[_Config]):
         name: The `type` in pipeline files.
         title: The name of the database, for people: `PostgreSQL`.
         summary: A sentence about the kind, for the JSON Schema and the reference.
-        config: Model of the `config` block. The name of the class ends in `SourceConfig`; the first line of its docstring
-            is the description of the block.
+        config: Model of the `config` block. The name of the class ends in `SourceConfig`; the first
+            line of its docstring is the description of the block.
         connector: `source.connector` of its events.
-        position_example: How a position is written in a pipeline file, for errors; empty if nobody writes one.
-        outbox: Field of `config.outbox` that selects the outboxes; None for a kind without outboxes.
-        timing: Fields of `config` that affect only when something happens. A change of one of them does not make Dagster
-            show captured ranges as stale.
-        marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log lacks; for other kinds
-            that is a value like any other.
+        position_example: How a position is written in a pipeline file, for errors; empty if nobody
+            writes one.
+        outbox: Field of `config.outbox` that selects the outboxes; None for a kind without
+            outboxes.
+        timing: Fields of `config` that affect only when something happens. A change of one of them
+            does not make Dagster show captured ranges as stale.
+        marks_unchanged: Whether images have `{"_unchanged":true}` in place of values that the log
+            lacks; for other kinds that is a value like any other.
         retains_log: Whether the server retains its log for a pipeline until that confirms it.
-        consequences: What `deltaforge plan` says when a field of `config` changes, by the field's name.
-        second_digits: Decimals of the seconds in a type for times that does not say how many: `datetime`, `datetime(3)`.
+        consequences: What `deltaforge plan` says when a field of `config` changes, by the field's
+            name.
+        second_digits: Decimals of the seconds in a type for times that does not say how many:
+            `datetime`, `datetime(3)`.
     """
 
     name: str
@@ -131,8 +138,9 @@ class SourceType(ABC, Generic[_Config]):
     def position(self, fields: Mapping[str, Any]) -> Position | None:
         """Parse a position of this kind from the JSON object that its `to_json` wrote; return None for another kind's.
 
-        The state store does not record the kind of a position, so every kind is asked, the built-in ones last. A kind
-        must recognize its positions by a field that no other kind uses, such as one named after the kind.
+        The state store does not record the kind of a position, so every kind is asked, the built-in
+        ones last. A kind must recognize its positions by a field that no other kind uses, such as
+        one named after the kind.
 
         Raises:
             ValueError, KeyError, TypeError, CorruptLog: The position is of this kind, but invalid.
@@ -152,8 +160,8 @@ class SourceType(ABC, Generic[_Config]):
     def value_type(self, column: Column, options: ValueOptions) -> ValueType:  # noqa: ARG002
         """Return what the values of a column of a table version are, for destinations whose columns have types.
 
-        `options` is `spec.engine.values` of the file. Text holds every value, and is right for types that have no
-        other, or of which the version does not say enough.
+        `options` is `spec.engine.values` of the file. Text holds every value, and is right for
+        types that have no other, or of which the version does not say enough.
         """
         return TEXT
 

@@ -9,8 +9,8 @@
 no pattern at all     every user table
 ====================  =====================================================================
 
-Names compare case-sensitively, `_` is an ordinary character, and a wildcard is allowed only at the end
-of a part. System schemas are never captured, whatever the patterns say.
+Names compare case-sensitively, `_` is an ordinary character, and a wildcard is allowed only at the
+end of a part. System schemas are never captured, whatever the patterns say.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class TablePatterns:
         """Return a finding about the patterns with wildcards that match no table, if there are any.
 
         Args:
-            tables: (schema, name) of every captured table; if there is none, there is more to say than this.
+            tables: (schema, name) of every captured table; if there is none, there is more to say
+                than this.
         """
         texts = [
             text

@@ -1,8 +1,8 @@
 """The options of a write, and the sink that they configure.
 
 The options of a format are the fields of that sink in a pipeline file, except those that need an
-event (templates, envelopes, filters), and `job`, a name for the write. The entries of a mapping are written
-with a dot: `client_conf.security.protocol`.
+event (templates, envelopes, filters), and `job`, a name for the write. The entries of a mapping are
+written with a dot: `client_conf.security.protocol`.
 
 Spark shows options in plans, in its UI and in logs. So an option must not contain a secret itself,
 only `${NAME}`, whose value comes from `register(spark, secrets={...})`, or from the environment of

@@ -1,17 +1,18 @@
 """The data sources that Spark calls, and their guarantees when tasks are retried.
 
-Spark retries a failed task, and with speculation runs two attempts at the same time. Each attempt sends
-its partition's rows in order, from the first on.
+Spark retries a failed task, and with speculation runs two attempts at the same time. Each attempt
+sends its partition's rows in order, from the first on.
 
-At least once: the rows of a failed attempt arrive again. They have the same `event_id` as long as the
-partition has the same rows in the same order, so that a consumer that drops duplicate ids sees each row
-once. (Spark recomputes a partition with the same rows unless the query is not deterministic, for example
-because of `rand()` or an undefined order. Rows with their own `event_id` do not depend on that.)
+At least once: the rows of a failed attempt arrive again. They have the same `event_id` as long as
+the partition has the same rows in the same order, so that a consumer that drops duplicate ids sees
+each row once. (Spark recomputes a partition with the same rows unless the query is not
+deterministic, for example because of `rand()` or an undefined order. Rows with their own `event_id`
+do not depend on that.)
 
-Exactly once (`exactly_once`, under the same condition): the sink stores the position of each partition
-atomically with the rows, and the next attempt continues after it. `job` identifies the write: if it is
-repeated under the same name, even in a new session, only the missing rows are sent. Without `job` each write
-is independent. Positions expire after seven days.
+Exactly once (`exactly_once`, under the same condition): the sink stores the position of each
+partition atomically with the rows, and the next attempt continues after it. `job` identifies the
+write: if it is repeated under the same name, even in a new session, only the missing rows are sent.
+Without `job` each write is independent. Positions expire after seven days.
 """
 
 from __future__ import annotations

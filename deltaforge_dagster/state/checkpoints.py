@@ -1,7 +1,7 @@
 """Checkpoints: how far each sink has acknowledged, and whether anything is kept for it and sent to it.
 
-A run moves the checkpoints of its sinks (`CheckpointWrites`); users reset them and attach, pause and
-resume sinks (`CheckpointRepository`).
+A run moves the checkpoints of its sinks (`CheckpointWrites`); users reset them and attach, pause
+and resume sinks (`CheckpointRepository`).
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class CheckpointRepository:
                 resuming after the sink's checkpoint.
 
         Raises:
-            NotAllowed: There is no such sink, it is attached, or the segment after its checkpoint is
-                no longer in the journal.
+            NotAllowed: There is no such sink, it is attached, or the segment after its checkpoint
+                is no longer in the journal.
         """
         with self._database.write() as connection:
             row = _locked(connection, name, sink)
@@ -221,7 +221,8 @@ class CheckpointWrites:
         if source_position is not None:
             moved["source_position"] = source_position
         self._update(sink, moved)
-        # If the checkpoint has not moved, this repeats a write whose answer was lost; it counted the tally.
+        # If the checkpoint has not moved, this repeats a write whose answer was lost; it counted
+        # the tally.
         if (segment, ordinal, complete) != (row["segment"], row["ordinal"], row["complete"]):
             metrics.count(self._connection, self._pipeline, tally)
 

@@ -1,14 +1,15 @@
 """Backs up a state store to a file, and restores it.
 
-A copy is a SQLite file with the tables of its release, whichever database the store uses, so it can be
-restored into SQLite or PostgreSQL by the same or a later release. It is read in one transaction and is
-thus consistent, while runs continue. It does not contain the journal.
+A copy is a SQLite file with the tables of its release, whichever database the store uses, so it can
+be restored into SQLite or PostgreSQL by the same or a later release. It is read in one transaction
+and is thus consistent, while runs continue. It does not contain the journal.
 
 A restored store knows nothing of what happened after the copy was made, so no run of that time may
-continue with it: its leases are free, and their epochs are so far ahead that a run that is still active
-somewhere cannot write, and that no file name is reused. Tables of a lake may have changes of that time,
-so none of their commits count as written. Capture resumes at the copy's position, or stops
-if the source has discarded that part of its log; `pipeline.deliver.resume` describes how sinks resume.
+continue with it: its leases are free, and their epochs are so far ahead that a run that is still
+active somewhere cannot write, and that no file name is reused. Tables of a lake may have changes of
+that time, so none of their commits count as written. Capture resumes at the copy's position, or
+stops if the source has discarded that part of its log; `pipeline.deliver.resume` describes how
+sinks resume.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def restore(file: Path, store: StateStore, *, force: bool) -> dict[str, int]:
         force: Replace the store's content.
 
     Raises:
-        NotAllowed: There is no such file, the store is not empty, or a run holds the lease of one of
-            its pipelines.
+        NotAllowed: There is no such file, the store is not empty, or a run holds the lease of one
+            of its pipelines.
         SettingsError: The file is not a copy of a state store, is damaged, or was made by a newer
             release.
     """

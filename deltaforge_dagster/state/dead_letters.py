@@ -8,11 +8,11 @@ An entry is in one of three states:
 `waiting`      the change is deliverable, but an earlier change of its key is in the queue
 =============  ====================================================================================
 
-An entry is removed when it is delivered, acknowledged, or dropped by the queue's limits. There is at
-most one entry per sink and event, however often the event is refused, so adding an entry again does
-nothing. All entries of a pipeline share one queue and its limits; entries lost to the limits are counted
-in the namespace `journal` of the key-value store. Changes that leave the queue undelivered are recorded
-(`undelivered`).
+An entry is removed when it is delivered, acknowledged, or dropped by the queue's limits. There is
+at most one entry per sink and event, however often the event is refused, so adding an entry again
+does nothing. All entries of a pipeline share one queue and its limits; entries lost to the limits
+are counted in the namespace `journal` of the key-value store. Changes that leave the queue
+undelivered are recorded (`undelivered`).
 
 A run's writes are fenced, like its checkpoints; users' actions lock the lease row.
 """
@@ -209,7 +209,9 @@ class DeadLetterWrites:
     def add(
         self, sink: str, letters: Sequence[NewDeadLetter], *, max_entries: int, overflow: Overflow
     ) -> int:
-        """Add letters to the queue, in order; their file must be durable. Existing entries are kept.
+        """Add letters to the queue, in order; their file must be durable.
+
+        Existing entries are kept.
 
         Returns:
             The number of `letters`, from the first on, that are settled. With `block`, there was no

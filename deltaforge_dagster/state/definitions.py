@@ -4,9 +4,9 @@ A source stores one text per table, in a format of its own. The namespace of a p
 `definitions/{pipeline}` and the key is the table's name. The value is the JSON array
 `[[position, text], ...]` in the order of the log; a null text marks where the table was dropped.
 
-Definitions are stored before the changes to which they apply. A run that starts at an earlier position
-therefore uses the definitions that applied there. A definition is deleted once neither a run nor a
-repeated read of the journal can start at a position to which it applies.
+Definitions are stored before the changes to which they apply. A run that starts at an earlier
+position therefore uses the definitions that applied there. A definition is deleted once neither a
+run nor a repeated read of the journal can start at a position to which it applies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Records from which server a source is read, and the comparison of tables when it changed.
 
-Namespace `failover/{pipeline}`: the value `identity:{source id}` is the server's identity,
-`{source id}/reconciliation` the newest record of a change, and the log `{source id}/history` holds all
+Namespace `failover/{pipeline}`: the value `identity:{source id}` is the server's identity, `{source
+id}/reconciliation` the newest record of a change, and the log `{source id}/history` holds all
 records. A record is the JSON object `{id, source_id, previous_identity, new_identity,
-table_results: [{db, table, deltas}], reconciled_at}`. It is committed together with the new identity.
+table_results: [{db, table, deltas}], reconciled_at}`. It is committed together with the new
+identity.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Holds: events that are kept back, in order, until they are released.
 
-A hold is identified by its kind (`table`: its events cannot be decoded; `schema`: the table's newest
-version waits for approval) and its subject (`shop.orders`). It goes through three states:
+A hold is identified by its kind (`table`: its events cannot be decoded; `schema`: the table's
+newest version waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
 `held`         events of the subject are kept in files of the journal's folder (`hold_part`)
@@ -11,9 +11,9 @@ version waits for approval) and its subject (`shop.orders`). It goes through thr
                any more
 =============  ====================================================================================
 
-Until every attached sink has that segment, the source must not discard the events, so the row is kept.
-Writes to holds share a transaction with the captured position, so that an event is kept if and only if
-capture will not read it again.
+Until every attached sink has that segment, the source must not discard the events, so the row is
+kept. Writes to holds share a transaction with the captured position, so that an event is kept if
+and only if capture will not read it again.
 """
 
 from __future__ import annotations

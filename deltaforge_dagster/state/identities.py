@@ -1,13 +1,15 @@
 """Which column each name of a table version stands for.
 
-Rows are journaled under the names that columns have at that time, and names move: a column is renamed, another one is added
-under a name that was dropped, two columns swap names. So each column of a version has an *identity*, a text that stays the
-same under other names and that no other column of the table ever gets: the name under which it was first seen, `@`, and the
-sequence of the version that had it first.
+Rows are journaled under the names that columns have at that time, and names move: a column is
+renamed, another one is added under a name that was dropped, two columns swap names. So each column
+of a version has an *identity*, a text that stays the same under other names and that no other
+column of the table ever gets: the name under which it was first seen, `@`, and the sequence of the
+version that had it first.
 
-PostgreSQL numbers the columns of a table (`Column.number`). For MySQL the statements in the log say what happens to columns
-(`ColumnChanges`). Where neither is known, columns go by their names; where that may be wrong, all columns of the version get
-new identities that end with `?`, so that tables with older rows are not written until they are loaded again.
+PostgreSQL numbers the columns of a table (`Column.number`). For MySQL the statements in the log say
+what happens to columns (`ColumnChanges`). Where neither is known, columns go by their names; where
+that may be wrong, all columns of the version get new identities that end with `?`, so that tables
+with older rows are not written until they are loaded again.
 """
 
 from __future__ import annotations

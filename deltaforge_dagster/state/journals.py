@@ -2,9 +2,9 @@
 
 The source keeps its log from the confirmed position on, so changes beyond that position that a sink
 lacks can be captured again. The rebuilt journal gets a new uid and no segments of the old one. The
-numbers of segments and ranges continue, since no number is ever reused. Changes beyond the confirmed
-position that a sink already has are captured again as well, but skipped for this sink: up to its
-checkpoint's former source position, or the sink's own position if it keeps one.
+numbers of segments and ranges continue, since no number is ever reused. Changes beyond the
+confirmed position that a sink already has are captured again as well, but skipped for this sink: up
+to its checkpoint's former source position, or the sink's own position if it keeps one.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class JournalRepository:
 
         Args:
             name: The pipeline.
-            accept_loss: Proceed even if sinks lack changes from before the confirmed position, which
-                the source may have discarded and the sinks will never receive, or if events are held.
+            accept_loss: Proceed even if sinks lack changes from before the confirmed position,
+                which the source may have discarded and the sinks will never receive, or if events
+                are held.
 
         Raises:
             NotAllowed: A run holds the lease, there is no such pipeline, nothing was captured
@@ -142,8 +143,9 @@ class JournalRepository:
         """Reset a pipeline to the state of a new one: a new uid, no position, no journal, no holds.
 
         Its start position is determined as for a new pipeline. Every sink receives everything from
-        there on, whatever it already holds; detached sinks are attached again. The numbers of segments
-        and ranges continue. The desired state, paused sinks, table versions and dead letters are kept.
+        there on, whatever it already holds; detached sinks are attached again. The numbers of
+        segments and ranges continue. The desired state, paused sinks, table versions and dead
+        letters are kept.
 
         Raises:
             NotAllowed: A run holds the lease, or there is no such pipeline.
@@ -157,8 +159,8 @@ class JournalRepository:
 
         Args:
             name: The pipeline.
-            tables: The tables that are recreated before they get the rows: full names of the source's tables by
-                destination, by sink.
+            tables: The tables that are recreated before they get the rows: full names of the
+                source's tables by destination, by sink.
 
         Raises:
             NotAllowed: A run holds the lease, or there is no such pipeline.
@@ -253,8 +255,8 @@ def _start_afresh(
 ) -> None:
     """Let a sink continue with the next segment, except for changes that it already has.
 
-    Its source position becomes that of the journal, because the source must not discard changes that
-    will be captured again, even if this sink already has them.
+    Its source position becomes that of the journal, because the source must not discard changes
+    that will be captured again, even if this sink already has them.
     """
     connection.execute(
         update(checkpoints)

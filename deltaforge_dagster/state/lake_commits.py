@@ -4,10 +4,11 @@ Such a sink adds consecutive segments to all of its tables in one *commit*. What
 stored before anything is written (`plan`). So the run after a killed one repeats exactly this
 commit, which the tables recognize.
 
-The *front* is the last segment that is in all tables, except for the *held* ones, which could not be written. A held
-table has everything up to a segment of its own; its commits are planned, and repeated, separately. It is held until it
-has reached the front. The sink's checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or
-a rebuilt journal, and `restart` puts everything there.
+The *front* is the last segment that is in all tables, except for the *held* ones, which could not
+be written. A held table has everything up to a segment of its own; its commits are planned, and
+repeated, separately. It is held until it has reached the front. The sink's checkpoint is the
+minimum of all of these. If it is elsewhere, it was set by a user or a rebuilt journal, and
+`restart` puts everything there.
 
 A table may have *pending changes*, which are kept in a separate table until they are folded into
 it. Before a commit is written there, this is stored, so that the changes are folded even if the run
@@ -18,8 +19,8 @@ commits. Then it gets the commits that follow, with the rows of a snapshot that 
 same transaction as the resync begins. Until it was recreated, it is held; its pending changes are
 forgotten then.
 
-What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front, or the held table. Each
-is published in Dagster; the last one of a table is kept.
+What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front,
+or the held table. Each is published in Dagster; the last one of a table is kept.
 """
 
 from __future__ import annotations
@@ -70,9 +71,11 @@ class LakeFront:
     Attributes:
         segment: The segment.
         planned_to: The last segment of the commit that is planned after it, None for none.
-        owner: Random id of the series of commits. A restored store and a rebuilt or reset journal begin another one, because
-            their segments may differ from those of the same number that tables have.
-        ends: Later segments at which a commit must end, because commits before a restart have ended there.
+        owner: Random id of the series of commits. A restored store and a rebuilt or reset journal
+            begin another one, because their segments may differ from those of the same number that
+            tables have.
+        ends: Later segments at which a commit must end, because commits before a restart have ended
+            there.
     """
 
     segment: int
@@ -88,13 +91,15 @@ class HeldTable:
     Attributes:
         destination: Name of the table.
         segment: The table has everything up to this segment.
-        planned_to: The last segment of the commit that failed or is planned, None if none is planned.
+        planned_to: The last segment of the commit that failed or is planned, None if none is
+            planned.
         error: Why it cannot be written.
         since: When it was held, by the database's clock.
         next_attempt_at: When to try again, by the same clock.
         failures: How often it failed in a row.
         remedy: The commands that fix it; empty if the error says what to do.
-        recreate: Whether it must be recreated, without rows, before it gets anything; no commit is planned then.
+        recreate: Whether it must be recreated, without rows, before it gets anything; no commit is
+            planned then.
     """
 
     destination: Destination
@@ -175,12 +180,14 @@ class TableFigures:
     """What a table consists of, as its format or database counts it; other figures are None.
 
     Attributes:
-        version: Version of the table (Delta), or its newest snapshot (Iceberg); databases have none.
+        version: Version of the table (Delta), or its newest snapshot (Iceberg); databases have
+            none.
         files: Number of files that have rows.
         bytes: Their size, including the data that marks rows as deleted, if the format counts that.
         rows: Number of rows.
         deleted: Number of rows in the files that are deleted.
-        estimated: Whether rows and bytes are what a database assumes, which may lag behind, or count rows that it will remove.
+        estimated: Whether rows and bytes are what a database assumes, which may lag behind, or
+            count rows that it will remove.
     """
 
     version: int | None = None
@@ -202,7 +209,8 @@ class TableWrite:
         changes: Number of changes of the source.
         position: Position in the source up to which the table has everything, JSON text.
         changed_at: When the last change before this position was committed, in seconds since 1970.
-        pending: Whether the changes are pending; otherwise the table has them, and everything before them.
+        pending: Whether the changes are pending; otherwise the table has them, and everything
+            before them.
         figures: What the table consists of then, if known.
         lacking: Identities (`identities`) of the columns in which older rows lack the source's
             value, which is not known. They remain until the table is recreated.
@@ -321,7 +329,8 @@ class LakeCommitRepository:
 class LakeCommitWrites:
     """Plans and finishes commits of a lease holder's sinks: `FencedWriter.lake_commits`.
 
-    Every method has the same effect if it is called again, as after an answer of the database was lost.
+    Every method has the same effect if it is called again, as after an answer of the database was
+    lost.
     """
 
     def __init__(self, connection: Connection, pipeline: str) -> None:
@@ -331,8 +340,8 @@ class LakeCommitWrites:
     def restart(self, sink: str, segment: int) -> None:
         """Put the front at a segment, with no commit planned and no table held.
 
-        Commits that follow end where those before have ended or should have, so that a table that has a part of the segments
-        already recognizes the commits that it has.
+        Commits that follow end where those before have ended or should have, so that a table that
+        has a part of the segments already recognizes the commits that it has.
         """
         before = _rows(self._connection, self._pipeline, sink)
         ends = {end for row in before.values() for end in (row["segment"], *row["ends"])}
@@ -356,7 +365,8 @@ class LakeCommitWrites:
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
         """Begin requested resyncs: hold the tables at the front, and request their snapshot.
 
-        A change that is not in the snapshot is behind the front, and so the tables get it after they were recreated.
+        A change that is not in the snapshot is behind the front, and so the tables get it after
+        they were recreated.
 
         Raises:
             NotAllowed: A snapshot is unfinished, or a commit planned.

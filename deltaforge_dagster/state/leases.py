@@ -1,8 +1,9 @@
 """The leases of pipelines: who holds one, and how it is taken, locked, checked, renewed and released.
 
-The lease row also serves as the lock of everything else that belongs to the pipeline: transactions that
-change its ranges, segments or checkpoints lock this row first, so they are serialized. A holder whose
-transaction began before its lease expired therefore commits before another run can take the lease.
+The lease row also serves as the lock of everything else that belongs to the pipeline: transactions
+that change its ranges, segments or checkpoints lock this row first, so they are serialized. A
+holder whose transaction began before its lease expired therefore commits before another run can
+take the lease.
 
 If the holder is frozen (a paused virtual machine, a half-open connection, SIGSTOP), PostgreSQL
 would keep its lock. So the transactions of a holder have its epoch in `application_name`, and once
@@ -60,14 +61,15 @@ class LeaseRepository:
     def acquire(self, name: str, run_id: str, seconds: float) -> Lease | None:
         """Take the lease for `seconds` with the next epoch; return None while any run holds it.
 
-        A lease that was released or has expired, by the database's clock, is available at once. If the
-        previous holder never released it, that run is counted here as lost.
+        A lease that was released or has expired, by the database's clock, is available at once. If
+        the previous holder never released it, that run is counted here as lost.
 
         Raises:
             NotAllowed: There is no such pipeline.
         """
         with self._database.write() as connection:
-            # A holder that is frozen amid a write has the row locked: do not wait for it while its lease lasts.
+            # A holder that is frozen amid a write has the row locked: do not wait for it while its
+            # lease lasts.
             if _read_lease(connection, name).live:
                 return None
             held = lock_lease(connection, name)
@@ -139,7 +141,8 @@ def lock_lease(connection: Connection, pipeline: str, holder: Lease | None = Non
             _end_former_holder(connection, pipeline)
         else:
             named = _settings(holder)
-        # A separate statement, because a clock in its select list may be read before the row is locked.
+        # A separate statement, because a clock in its select list may be read before the row is
+        # locked.
         this = leases.c.pipeline == pipeline
         connection.execute(select(leases.c.epoch, *named).where(this).with_for_update())
     return _read_lease(connection, pipeline)
@@ -195,7 +198,8 @@ def check_lease(connection: Connection, lease: Lease) -> None:
     """Lock the lease row and check that `lease` is still valid.
 
     Raises:
-        LeaseLost: It was released, has expired (even if no other run took it), or another run holds it.
+        LeaseLost: It was released, has expired (even if no other run took it), or another run holds
+            it.
     """
     held = lock_lease(connection, lease.pipeline, lease)
     subject = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"

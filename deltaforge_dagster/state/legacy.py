@@ -1,8 +1,9 @@
 """Imports checkpoints from the storage of DeltaForge, the predecessor.
 
-DeltaForge keeps positions in the namespace `checkpoints` of its storage: `{source id}::sink::{sink id}`
-is the position that a sink has acknowledged. `{source id}` alone is that of the whole pipeline, from a
-time when sinks had no keys of their own. Values are positions as JSON text (`positions`). `legacy_storage` reads them.
+DeltaForge keeps positions in the namespace `checkpoints` of its storage: `{source id}::sink::{sink
+id}` is the position that a sink has acknowledged. `{source id}` alone is that of the whole
+pipeline, from a time when sinks had no keys of their own. Values are positions as JSON text
+(`positions`). `legacy_storage` reads them.
 
 The checkpoints are copied into this state store under the same namespace and keys (`Kv`). The first
 start of a pipeline uses them and deletes them.

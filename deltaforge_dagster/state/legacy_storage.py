@@ -2,8 +2,8 @@
 
 The storage is
 
-- a SQLite file or a PostgreSQL database with the table `df_kv (ns, key, val, updated_at, expires_at)`,
-  or, in older versions, `kv (namespace, key, value)`;
+- a SQLite file or a PostgreSQL database with the table `df_kv (ns, key, val, updated_at,
+  expires_at)`, or, in older versions, `kv (namespace, key, value)`;
 - in even older versions a JSON file with one object that maps keys to positions.
 """
 

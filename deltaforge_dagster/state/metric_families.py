@@ -24,7 +24,8 @@ class Family:
     """One metric.
 
     Attributes:
-        name: Name without the prefix. Not all counters end with `_total`: established names are kept.
+        name: Name without the prefix. Not all counters end with `_total`: established names are
+            kept.
         kind: Type of the metric.
         labels: Names of its labels, in order; `pipeline` comes first if present.
         help: Help text of one sentence.

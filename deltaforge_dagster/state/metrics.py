@@ -1,9 +1,10 @@
 """Metrics in the state store, counted in the same transaction as the events that they count.
 
-A pipeline works in many short runs, so counts in a run's memory would be lost or start at 0 again and
-again. A `Tally` collects what happened since the last write, and the transaction that makes it durable
-(a segment's row, a checkpoint, a dead letter) adds it to the stored numbers. A row is one number: the
-value of a counter, the last value of a gauge, or one bucket of a histogram (not cumulative).
+A pipeline works in many short runs, so counts in a run's memory would be lost or start at 0 again
+and again. A `Tally` collects what happened since the last write, and the transaction that makes it
+durable (a segment's row, a checkpoint, a dead letter) adds it to the stored numbers. A row is one
+number: the value of a counter, the last value of a gauge, or one bucket of a histogram (not
+cumulative).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Pipelines: their registration, start, desired state and positions, and documents of those without a file.
 
-A document is JSON text as a user supplied it, including secrets, so only the code that loads pipelines
-reads it. Its version increases with each change, so that of two concurrent changes one fails.
+A document is JSON text as a user supplied it, including secrets, so only the code that loads
+pipelines reads it. Its version increases with each change, so that of two concurrent changes one
+fails.
 """
 
 from __future__ import annotations
@@ -94,11 +95,12 @@ class PipelineRepository:
     ) -> PipelineRow:
         """Make the store agree with a pipeline's file; change nothing if it already does.
 
-        The first registration gives the pipeline its uid, and every sink starts with segment 1. A sink
-        added later starts where the sink that is furthest behind will resume (or at the start of the
-        journal if there was no sink); the checkpoint's `began` describes where. The checkpoint of a
-        sink that is no longer listed is deleted. While a run holds the lease, its deliverer may still
-        be active, so a later call deletes the checkpoint. A renamed sink counts as a new one.
+        The first registration gives the pipeline its uid, and every sink starts with segment 1. A
+        sink added later starts where the sink that is furthest behind will resume (or at the start
+        of the journal if there was no sink); the checkpoint's `began` describes where. The
+        checkpoint of a sink that is no longer listed is deleted. While a run holds the lease, its
+        deliverer may still be active, so a later call deletes the checkpoint. A renamed sink counts
+        as a new one.
 
         Args:
             name: Name of the pipeline.
@@ -108,8 +110,8 @@ class PipelineRepository:
             stored: Whether the store itself keeps the pipeline's document.
 
         Raises:
-            NotAllowed: A sink is called `changes`, the name of another asset; or the document and with
-                it the pipeline have been deleted.
+            NotAllowed: A sink is called `changes`, the name of another asset; or the document and
+                with it the pipeline have been deleted.
         """
         if CHANGES in sinks:
             raise NotAllowed(f"pipeline {name!r}: a sink cannot be called {CHANGES!r}")
@@ -144,9 +146,9 @@ class PipelineRepository:
     ) -> PipelineRow:
         """Set the pipeline's start position, if it has none yet, and return the pipeline.
 
-        If several processes call this, one of them wins, and all get its position. The start position
-        also becomes the source position of checkpoints without one, and the table definitions at this
-        position are stored with it (`definitions`).
+        If several processes call this, one of them wins, and all get its position. The start
+        position also becomes the source position of checkpoints without one, and the table
+        definitions at this position are stored with it (`definitions`).
 
         Args:
             name: Name of the pipeline.
@@ -310,11 +312,12 @@ class PipelineRepository:
     def remove(self, name: str) -> str | None:
         """Delete a pipeline's document and state: positions, checkpoints, dead letters, and so on.
 
-        Its slot and publication in the source are kept, and so are the files of its journal, which are
-        in the directory of the returned uid. Return None if the pipeline was never registered.
+        Its slot and publication in the source are kept, and so are the files of its journal, which
+        are in the directory of the returned uid. Return None if the pipeline was never registered.
 
-        The epoch and the next numbers are kept: if a pipeline of this name is created again, an old run
-        cannot write for it, and Dagster does not show a new range as the old one with the same number.
+        The epoch and the next numbers are kept: if a pipeline of this name is created again, an old
+        run cannot write for it, and Dagster does not show a new range as the old one with the same
+        number.
 
         Raises:
             NotAllowed: A run holds the lease.

@@ -1,10 +1,10 @@
 """Ranges of the journal, the partitions in Dagster: reading, opening, closing, publication and deletion.
 
-A sink *has* a range if its checkpoint is complete at or past the range's last segment, and if it was
-given the whole range: a sink that is added later starts in the middle of the journal and does not get
-what comes before (`first_segment` of its checkpoint). A closed range is published as `changes`, and for
-each sink that has it; its segments can be deleted once every attached sink has passed it and all of this
-is published.
+A sink *has* a range if its checkpoint is complete at or past the range's last segment, and if it
+was given the whole range: a sink that is added later starts in the middle of the journal and does
+not get what comes before (`first_segment` of its checkpoint). A closed range is published as
+`changes`, and for each sink that has it; its segments can be deleted once every attached sink has
+passed it and all of this is published.
 """
 
 from __future__ import annotations

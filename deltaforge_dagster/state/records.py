@@ -73,8 +73,8 @@ class Failure:
     """Why a pipeline captures nothing.
 
     Attributes:
-        by: Where the failure occurred: in the sensor's `tick`, or in a `run`, which reads more of the
-            source than a tick does.
+        by: Where the failure occurred: in the sensor's `tick`, or in a `run`, which reads more of
+            the source than a tick does.
         kind: Kind of the error, as in metrics.
         message: What is wrong, and what to do.
         since: When the failure first occurred.
@@ -100,7 +100,8 @@ class NotedFinding:
         subject: What the finding concerns: `publication`, `slot`, `tables` ...
         level: `error` if changes are not captured or about to be lost, otherwise `warning`.
         text: What was found.
-        remedy: Statements for the server, or commands, that fix the problem; text where an earlier version noted it.
+        remedy: Statements for the server, or commands, that fix the problem; text where an earlier
+            version noted it.
         since: When it was first found.
     """
 
@@ -130,7 +131,8 @@ class SourceLog:
         retained: Bytes of log that the server keeps because of the pipeline; None if it keeps none.
         receiving_rows: Rows so far of a transaction that is being received; 0 if none is.
         receiving_since: When its first rows came.
-        unread_since: Since when, at the earliest, there has been log after the captured position; None if there is none.
+        unread_since: Since when, at the earliest, there has been log after the captured position;
+            None if there is none.
         unconfirmed: Bytes of log after the confirmed position; None if that is unknown.
         unconfirmed_since: Since when, at the earliest, there has been log after the confirmed
             position.
@@ -140,8 +142,8 @@ class SourceLog:
         kept_seconds: For how long such a server keeps its log.
         limited_by: The server's setting for `limit` or `kept_seconds`.
         growth: Bytes per second by which `retained` grows; None if it does not.
-        seconds_left: When `limit` or `kept_seconds` is reached if nothing changes, in seconds after `seen_at`; None if it
-            is not.
+        seconds_left: When `limit` or `kept_seconds` is reached if nothing changes, in seconds after
+            `seen_at`; None if it is not.
     """
 
     seen_at: float
@@ -247,8 +249,8 @@ class SegmentRow(NewSegment):
     """A segment of the journal.
 
     What sinks receive of a segment is decided once: `chain_hash` is null until then. It is empty if
-    sinks receive the rows as they were captured, or else the hash of the processor chain whose output
-    the `processed_` fields describe (`processed_path` is null if the output has no rows).
+    sinks receive the rows as they were captured, or else the hash of the processor chain whose
+    output the `processed_` fields describe (`processed_path` is null if the output has no rows).
     """
 
     range: int
@@ -341,19 +343,19 @@ class RangeRow:
 class CheckpointRow:
     """How far one sink has acknowledged, without gaps.
 
-    Every row of the journal up to and including (`segment`, `ordinal`) has arrived. If `complete` is
-    true, the segment has no further rows, and the next row to send is in `segment + 1`.
+    Every row of the journal up to and including (`segment`, `ordinal`) has arrived. If `complete`
+    is true, the segment has no further rows, and the next row to send is in `segment + 1`.
     `source_position` is the end of the last complete segment. The sink has been given every segment
     from `first_segment` on (a sink that was added later or reset forward lacks earlier ones). While
-    `state` is `paused`, segments are kept for the sink but not sent; while it is `detached`, they are
-    not kept either, and nothing waits for the sink.
+    `state` is `paused`, segments are kept for the sink but not sent; while it is `detached`, they
+    are not kept either, and nothing waits for the sink.
 
     A sink that delivers exactly once keeps a position of its own, which carries the checkpoint
     incarnation under which it was sent (`lineage`): the random id of an unbroken series of such
-    deliveries. `lineage` is None before the first of them, and again after a reset or an at-least-once
-    delivery. While `overrules` is true, a position of another incarnation in the sink does not count:
-    the checkpoint was set explicitly or has moved past that position, and nothing has been delivered
-    under its own incarnation yet.
+    deliveries. `lineage` is None before the first of them, and again after a reset or an
+    at-least-once delivery. While `overrules` is true, a position of another incarnation in the sink
+    does not count: the checkpoint was set explicitly or has moved past that position, and nothing
+    has been delivered under its own incarnation yet.
     """
 
     sink: str
@@ -376,15 +378,17 @@ class CheckpointRow:
     """A message for users although delivery continues, such as that the sink had lost data."""
     sent_segment: int | None = None
     sent_ordinal: int | None = None
-    """The row that the sink's own position names, if it is not the checkpoint's row: the rows after it
-    were not for this sink or became dead letters."""
+    """The row that the sink's own position names, if it is not the checkpoint's row: the rows after
+    it were not for this sink or became dead letters.
+    """
     began: str | None = None
     """Where the sink started, as text for users, if it was added to a pipeline already running."""
     snapshot_due: bool = False
     """No snapshot was requested for the sink since it started; its `start` says whether it needs one."""
     failing_since: float | None = None
-    """When the first of the sink's `failures` occurred; for a sink that was detached without failures, when that
-    happened. None if there is neither, or if it is not known."""
+    """When the first of the sink's `failures` occurred; for a sink that was detached without
+    failures, when that happened. None if there is neither, or if it is not known.
+    """
     remedy: Sequence[str] | None = None
     """The commands that fix the last error; None or empty if its text says what to do."""
 
@@ -445,8 +449,8 @@ class HeldPart:
 class HoldRow:
     """A hold. `since` is a time, `since_position` a position before all held events.
 
-    `mend` is the remedy with which the events of a released hold are decoded, JSON text in a format of
-    the source.
+    `mend` is the remedy with which the events of a released hold are decoded, JSON text in a format
+    of the source.
     """
 
     kind: str
@@ -523,8 +527,8 @@ class NewDeadLetter:
 class DeadLetterRow(NewDeadLetter):
     """An entry of the dead letter queue; `seq` increases and is never reused.
 
-    `attempts` counts failed deliveries. `token` identifies the entry in the redrive attempt under way; a
-    sink that keeps its own position stores the token of the last entry that has arrived.
+    `attempts` counts failed deliveries. `token` identifies the entry in the redrive attempt under
+    way; a sink that keeps its own position stores the token of the last entry that has arrived.
     """
 
     seq: int

@@ -2,17 +2,19 @@
 
 Each pipeline has a log with the namespace `schemas/{pipeline}` and the keys
 `{tenant}/{db}/{schema.table}`. An entry is the JSON object `{hash, version, sequence, schema,
-registered_at, checkpoint, columns}`; `version` counts from 1 per table, `sequence` from 1 over all tables of the
-pipeline, and `checkpoint` is the position at which the version was first seen. `columns` says which column each
-name stands for (`state.identities`). Entries never change, so stamps remain valid across restarts. A table that returns to
-an earlier form, with the same columns, gets the stamp of that form again.
+registered_at, checkpoint, columns}`; `version` counts from 1 per table, `sequence` from 1 over all
+tables of the pipeline, and `checkpoint` is the position at which the version was first seen.
+`columns` says which column each name stands for (`state.identities`). Entries never change, so
+stamps remain valid across restarts. A table that returns to an earlier form, with the same columns,
+gets the stamp of that form again.
 
-A marker of a table is a value in the key-value namespace of the same name, under the table's key: the JSON
-object `{in_force: [[position, sequence], ...], pending: [sequence, ...], altered: [[position, changes], ...]}`.
-`in_force` lists the positions of the source's log from which each version applies, so that the version at a position is
-also known for a table that returned to an earlier form; `pending` are the versions that wait for approval; `altered` is what
-statements in the log have done to the columns (`ColumnChanges`; left out if empty). A marker of an earlier version of this
-software may have `renamed: {sequence: {name: former name}}` instead.
+A marker of a table is a value in the key-value namespace of the same name, under the table's key:
+the JSON object `{in_force: [[position, sequence], ...], pending: [sequence, ...], altered:
+[[position, changes], ...]}`. `in_force` lists the positions of the source's log from which each
+version applies, so that the version at a position is also known for a table that returned to an
+earlier form; `pending` are the versions that wait for approval; `altered` is what statements in the
+log have done to the columns (`ColumnChanges`; left out if empty). A marker of an earlier version of
+this software may have `renamed: {sequence: {name: former name}}` instead.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ class TableHistory:
 
     Attributes:
         versions: Its versions, oldest first.
-        in_force: Pairs of a position (JSON text) and the sequence of the version that is in force from
-            there on, in the order of the log.
+        in_force: Pairs of a position (JSON text) and the sequence of the version that is in force
+            from there on, in the order of the log.
         pending: Sequences of the versions that wait for approval.
     """
 
@@ -326,8 +328,8 @@ class SchemaWrites:
             tenant: The pipeline's tenant.
             table: The table version.
             position_json: Position from which the version applies, JSON text.
-            streamed: Whether rows of the log have this version from there on. False for a snapshot, whose
-                rows may be older than the log that has been read.
+            streamed: Whether rows of the log have this version from there on. False for a snapshot,
+                whose rows may be older than the log that has been read.
             pause: Whether a new version must wait for approval if the table already has others.
         """
         namespace, key = registry(self._pipeline), table_key(tenant, table)
@@ -368,7 +370,8 @@ class SchemaWrites:
 
         Args:
             tenant: The pipeline's tenant.
-            table: The table; only its name matters. If no version of it is known, nothing is recorded.
+            table: The table; only its name matters. If no version of it is known, nothing is
+                recorded.
             changes: What the statement does.
             position_json: Position of the statement, JSON text.
         """
@@ -423,8 +426,8 @@ def registry(pipeline: str) -> str:
 def table_key(tenant: str, table: TableSchema) -> str:
     """Return the log key of a table, which is unique.
 
-    Characters are percent-encoded as in URLs, including `/`, `%` and, in the names of schema and table,
-    `.` (`%2E`).
+    Characters are percent-encoded as in URLs, including `/`, `%` and, in the names of schema and
+    table, `.` (`%2E`).
     """
     name = ".".join(
         _escaped(part).replace(".", "%2E") for part in (table.schema, table.table) if part

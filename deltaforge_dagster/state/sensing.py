@@ -1,10 +1,10 @@
 """Stores the results of schema sensing for a pipeline's tables, and its progress.
 
-Keys of the namespace `sensing/{pipeline}`: `progress` is a JSON object (`Progress`); `table/{full name}`
-is what is known of a table, in a format that only `deltaforge_dagster.sensing` reads;
+Keys of the namespace `sensing/{pipeline}`: `progress` is a JSON object (`Progress`); `table/{full
+name}` is what is known of a table, in a format that only `deltaforge_dagster.sensing` reads;
 `facts/{full name}` is a JSON object of metadata for Dagster. All of them change in one fenced
-transaction, so they always reflect the segments up to `segment`, each counted once. The log of the same
-namespace holds the changes of schemas, by table or `table:column`.
+transaction, so they always reflect the segments up to `segment`, each counted once. The log of the
+same namespace holds the changes of schemas, by table or `table:column`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """When lasting conditions began, such as a capture pause, for which no column has a time.
 
-Each start is a row of the key-value table (`primitives.Kv`), written in the transaction that begins the condition,
-and read only while the condition lasts. It need not be deleted at the end: the next start replaces it.
+Each start is a row of the key-value table (`primitives.Kv`), written in the transaction that begins
+the condition, and read only while the condition lasts. It need not be deleted at the end: the next
+start replaces it.
 """
 
 from __future__ import annotations

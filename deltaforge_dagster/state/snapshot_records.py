@@ -1,7 +1,8 @@
 """Records of snapshots, which read the current rows of tables in chunks, and of their progress.
 
-Snapshots are numbered within a pipeline. Separate runs, any number of them at a time and without the
-pipeline's lease, read the chunks; the pipeline's live run adds them to the journal. States of a chunk:
+Snapshots are numbered within a pipeline. Separate runs, any number of them at a time and without
+the pipeline's lease, read the chunks; the pipeline's live run adds them to the journal. States of a
+chunk:
 
 ===========  ======================================================================================
 `planned`    the chunk has not been read, or its rows can no longer be used
@@ -9,9 +10,9 @@ pipeline's lease, read the chunks; the pipeline's live run adds them to the jour
 `spliced`    its rows are in the journal, except those that changed meanwhile (deduplicated)
 ===========  ======================================================================================
 
-A snapshot is `wanted` until its chunks are planned, and `reading` until all of them are `spliced` and no
-`relocated_rows` are left; then it is `spliced`. A snapshot that was stopped stays `cancelled`, and its
-remaining chunks never reach the journal.
+A snapshot is `wanted` until its chunks are planned, and `reading` until all of them are `spliced`
+and no `relocated_rows` are left; then it is `spliced`. A snapshot that was stopped stays
+`cancelled`, and its remaining chunks never reach the journal.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class SnapshotRow:
         created_at: When it was requested.
         ended_at: When it was finished or cancelled.
         sinks: The sinks that receive its rows; empty for all.
-        since_segment: The largest first segment of the sinks that must receive all rows. Changes that
-            are not in the read view of a chunk must be in this segment or a later one.
+        since_segment: The largest first segment of the sinks that must receive all rows. Changes
+            that are not in the read view of a chunk must be in this segment or a later one.
     """
 
     snapshot: int
@@ -124,7 +125,8 @@ class ChunkRow(PlannedChunk):
         attempts: How often its rows were read and could not be used.
         read_at: When it was read.
         segment: The segment that contains its rows; None if no rows remained.
-        spliced_rows: Number of its rows that were merged: those that had not changed since they were read.
+        spliced_rows: Number of its rows that were merged: those that had not changed since they
+            were read.
     """
 
     snapshot: int
@@ -156,7 +158,8 @@ class SnapshotProgress:
     Attributes:
         planned: Number of chunks that must still be read.
         read: Number of chunks that wait for the pipeline's live run.
-        spliced: Number of chunks that were merged into the journal, without rows that have changed since.
+        spliced: Number of chunks that were merged into the journal, without rows that have changed
+            since.
         rows: Number of rows read so far.
         staged_bytes: Size of the staging files that wait for the live run.
     """

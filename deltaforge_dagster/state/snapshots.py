@@ -1,8 +1,8 @@
 """Reads and writes snapshots and their chunks in the state store (`snapshot_records` defines them).
 
-A chunk becomes `read` by compare-and-swap: of two runs that read it, the first one wins, and the other's
-file is orphaned. It becomes `spliced` in the fenced transaction that adds the segment with its rows, so
-the rows of a chunk get into the journal exactly once.
+A chunk becomes `read` by compare-and-swap: of two runs that read it, the first one wins, and the
+other's file is orphaned. It becomes `spliced` in the fenced transaction that adds the segment with
+its rows, so the rows of a chunk get into the journal exactly once.
 """
 
 from __future__ import annotations

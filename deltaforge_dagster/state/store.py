@@ -1,13 +1,13 @@
 """The state store: the authoritative record of every pipeline's progress.
 
-It has one repository per noun: `store.checkpoints.reset(...)`, `store.ranges.read(...)`. Everybody may
-read. A run writes only through `StateStore.fenced`, whose writer has the same nouns:
-`writer.checkpoints.advance(...)`. It checks in its own transaction that the run holds the pipeline's
-lease. Writes of users and the sensor do not need the lease; those that touch what a run writes lock the
-lease row as well.
+It has one repository per noun: `store.checkpoints.reset(...)`, `store.ranges.read(...)`. Everybody
+may read. A run writes only through `StateStore.fenced`, whose writer has the same nouns:
+`writer.checkpoints.advance(...)`. It checks in its own transaction that the run holds the
+pipeline's lease. Writes of users and the sensor do not need the lease; those that touch what a run
+writes lock the lease row as well.
 
-Every method raises `StoreUnavailable` if the database cannot be reached or stays locked (the next call
-tries again). Messages never contain a password.
+Every method raises `StoreUnavailable` if the database cannot be reached or stays locked (the next
+call tries again). Messages never contain a password.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class StateStore:
     def fenced(self, lease: Lease) -> Iterator[FencedWriter]:
         """Yield a writer for the lease holder; its writes are committed when the block ends.
 
-        The block is one transaction. Keep it short and call no other method of the store inside. It may
-        be repeated after `StoreUnavailable` (see `FencedWriter`).
+        The block is one transaction. Keep it short and call no other method of the store inside. It
+        may be repeated after `StoreUnavailable` (see `FencedWriter`).
 
         Raises:
             LeaseLost: The lease was released, has expired (even if no other run took it), or
@@ -136,15 +136,16 @@ class StateStore:
 class FencedWriter:
     """Writes of one lease holder in one transaction; valid inside the `fenced` block only.
 
-    `StateStore.fenced` opens the transaction, locks the lease row, compares the epoch, and only then
-    creates a writer. A process that has lost its lease, even one that slept through its expiry, gets
-    `LeaseLost`, and nothing is written.
+    `StateStore.fenced` opens the transaction, locks the lease row, compares the epoch, and only
+    then creates a writer. A process that has lost its lease, even one that slept through its
+    expiry, gets `LeaseLost`, and nothing is written.
 
-    After `StoreUnavailable` it is unknown whether the block was committed (the server's answer may have
-    been lost). It is safe to run the same block again: a segment, range, close or checkpoint that
-    already exists is recognized and not written twice.
+    After `StoreUnavailable` it is unknown whether the block was committed (the server's answer may
+    have been lost). It is safe to run the same block again: a segment, range, close or checkpoint
+    that already exists is recognized and not written twice.
 
-    The nouns of `StateStore` have their writes here, for the pipeline of the lease. In addition there are:
+    The nouns of `StateStore` have their writes here, for the pipeline of the lease. In addition
+    there are:
 
     Attributes:
         lease: Renews and releases the lease.

@@ -1,8 +1,8 @@
 """Records dead letters that left the queue, or never entered it, without being delivered.
 
-Checkpoints pass such changes, so without a record they would look delivered. A record holds the fate of
-changes by their ordinals in a segment, and is deleted with that segment. It is also deleted when the
-checkpoint of the sink is set back, because the sink gets the changes again.
+Checkpoints pass such changes, so without a record they would look delivered. A record holds the
+fate of changes by their ordinals in a segment, and is deleted with that segment. It is also deleted
+when the checkpoint of the sink is set back, because the sink gets the changes again.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
         def bench(self, tmp_path: Path) -> JsonLinesBench:
             return JsonLinesBench(tmp_path / "shop.jsonl")
 
-A source is tested through a `Bench`: a database with the tables `orders` and `items` (`id` integer key, `v` text), which
-the source captures, and the table `other`, which it does not capture.
+A source is tested through a `Bench`: a database with the tables `orders` and `items` (`id` integer
+key, `v` text), which the source captures, and the table `other`, which it does not capture.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ class Bench(ABC):
     """A database, and the sources that read it.
 
     Attributes:
-        holds_log: Whether the server keeps its log until the source has confirmed it; otherwise it discards
-            log by age.
-        has_transactions: Whether the log says where transactions end; otherwise each change is a transaction.
+        holds_log: Whether the server keeps its log until the source has confirmed it; otherwise it
+            discards log by age.
+        has_transactions: Whether the log says where transactions end; otherwise each change is a
+            transaction.
         appends_only: Whether rows can only be added. Then all statements are made by `insert` and
             `insert_large`; otherwise statements are SQL.
         maintained: Whether `Source.maintain` checks tables and log.
-        lost_log_is_finding: Whether `Source.maintain` returns a finding for lost log, instead of raising
-            `PositionLost`.
+        lost_log_is_finding: Whether `Source.maintain` returns a finding for lost log, instead of
+            raising `PositionLost`.
     """
 
     holds_log: bool
@@ -137,7 +138,8 @@ class Versions:
 class Taken:
     """What was read: rows, batches, and the last position at which a segment may end.
 
-    Rows of DDL statements, which MySQL's log contains, are left out of `rows`, because most tests create tables.
+    Rows of DDL statements, which MySQL's log contains, are left out of `rows`, because most tests
+    create tables.
     """
 
     rows: list[dict[str, object]]
@@ -212,8 +214,8 @@ def insert(table: str, *ids: int) -> str:
 def is_quiet(bench: HasSource, after: Position) -> bool:
     """Return whether `has_changes` reports no change of the captured tables after a position.
 
-    A timeout, or a reader that has not quite ended, counts as a change; so the source is asked again for up to
-    a minute.
+    A timeout, or a reader that has not quite ended, counts as a change; so the source is asked
+    again for up to a minute.
     """
     deadline = time.monotonic() + SECONDS
     while bench.source().has_changes(after):
@@ -305,7 +307,8 @@ class SourceContract:
             start = piece.end
 
         for row in () if bench.has_transactions else (*pieces, *once.rows):
-            # `Versions` numbers versions in the order of arrival, and streams may begin with any table.
+            # `Versions` numbers versions in the order of arrival, and streams may begin with any
+            # table.
             del row["schema_version"], row["schema_sequence"]
         assert pieces == once.rows
 

@@ -1,9 +1,11 @@
 """Kernels: where the values of columns are in row images, and the elements in arrays.
 
-Members are expected in the table's order, as sources write them; others cost a search among the names.
+Members are expected in the table's order, as sources write them; others cost a search among the
+names.
 """
 
-# ruff: noqa: C901, D417, PLR0912, PLR0917, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, D417, PLR0912, PLR0917, SIM110 - kernels are long flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.typed_rows.cells import ABSENT, NOT_OF_TYPE, NULL, VALUE, Ints
 
 KNOWN, STRANGER, NO_OBJECT, NO_NAME = range(4)
-"""What an image is: its members are columns of the table, or one is not; no JSON object; one with a member whose name is
-not Unicode.
+"""What an image is: its members are columns of the table, or one is not; no JSON object; one with a
+member whose name is not Unicode.
 """
 
 
@@ -85,12 +87,14 @@ def locate_members(
     """Find the columns of each image.
 
     Args:
-        source, ends, valid: The images, as in an Arrow string array; a byte for each row in `valid`, 0 for null.
-        names, name_ends: The names of the columns without escapes; one begins where the one before ends.
+        source, ends, valid: The images, as in an Arrow string array; a byte for each row in
+            `valid`, 0 for null.
+        names, name_ends: The names of the columns without escapes; one begins where the one before
+            ends.
         marks_unchanged: Whether `{"_unchanged":true}` says that the image lacks a value.
         scratch: Room for the longest name in the images.
-        starts, stops, status: A line per column: where its values are, and `ABSENT`, `NULL` or `VALUE`; all are `ABSENT`
-            before.
+        starts, stops, status: A line per column: where its values are, and `ABSENT`, `NULL` or
+            `VALUE`; all are `ABSENT` before.
         kinds: One of the numbers above for each row.
         unknown_starts, unknown_stops: Where the first name that is not among `names` is, in quotes.
     """

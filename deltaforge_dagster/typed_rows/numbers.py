@@ -1,9 +1,11 @@
 """Kernels: integers, decimals and booleans as binary values.
 
-A number may be in quotes. Forms that sources do not write (exponents, `5.0` as an integer) are left to `exact`.
+A number may be in quotes. Forms that sources do not write (exponents, `5.0` as an integer) are left
+to `exact`.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
@@ -94,7 +96,8 @@ def read_decimals(
 ) -> None:
     """Read decimals of 128 bits, counted in units of the last decimal.
 
-    Decimals beyond the scale must be zeros. `out` has two words per row, the low one first, which are 0 before.
+    Decimals beyond the scale must be zeros. `out` has two words per row, the low one first, which
+    are 0 before.
     """
     for row in range(status.size):
         if status[row] != VALUE:

@@ -70,7 +70,8 @@ class TypedRows:
 
     Attributes:
         schema: The requested columns, then those of fields that had no column.
-        batch: The values. Null stands for null, for a value that the image lacks, and for one that does not fit.
+        batch: The values. Null stands for null, for a value that the image lacks, and for one that
+            does not fit.
         present: For each column that some images lack: which images have it, be it null. Every
             image has all other columns.
         misfits: The values that do not fit, in the order of the rows. Such a row cannot be stored.

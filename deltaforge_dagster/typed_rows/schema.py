@@ -51,7 +51,8 @@ class TargetTypes:
     """Which types a destination has; a type that it lacks is replaced by one with the same values.
 
     Attributes:
-        unsigned: Unsigned integers; else the next wider signed ones, and `decimal(20,0)` for 64 bits.
+        unsigned: Unsigned integers; else the next wider signed ones, and `decimal(20,0)` for 64
+            bits.
         time: Times of a day; else text.
         uuid: UUIDs; else text.
         not_finite: NaN and infinities in floats; else they do not fit.
@@ -126,10 +127,12 @@ def typed_schema(
     The result depends only on the arguments, so a column has the same type in every batch and run.
 
     Args:
-        table: The version as it is registered: without excluded columns, with hashed and masked ones as text.
+        table: The version as it is registered: without excluded columns, with hashed and masked
+            ones as text.
         kind: The kind of source that it is of.
         engine: `spec.engine` of the file.
-        declared: Types that the file declares for this table, by column. They may name fields that a processor adds.
+        declared: Types that the file declares for this table, by column. They may name fields that
+            a processor adds.
         target: What the destination's columns can be.
 
     Raises:

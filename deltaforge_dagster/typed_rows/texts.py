@@ -72,7 +72,8 @@ def _skip_blanks(source: Bytes, at: int, stop: int) -> int:
 @kernel
 def _base64_start(source: Bytes, at: int, stop: int) -> int:
     """Return where the text in `{"_base64":"..."}` begins; -1 for any other value."""
-    # The name in the middle of `BASE64_OPEN`, between its brace and its colon; white space may be around it.
+    # The name in the middle of `BASE64_OPEN`, between its brace and its colon; white space may be
+    # around it.
     at = _skip_blanks(source, at + 1, stop)
     for i in range(1, BASE64_OPEN.size - 2):
         if at == stop or source[at] != BASE64_OPEN[i]:

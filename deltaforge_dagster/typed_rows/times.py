@@ -1,8 +1,8 @@
 """Kernels: dates, times, timestamps and UUIDs as binary values.
 
-All are strings. The date comes as `YYYY-MM-DD` of the years 1 to 9999, the time as `hh:mm:ss` with up to six digits of a
-fraction (more are zeros), the offset as `Z`, `+hh`, `+hh:mm` or `+hh:mm:ss`. Dates are of the proleptic Gregorian
-calendar.
+All are strings. The date comes as `YYYY-MM-DD` of the years 1 to 9999, the time as `hh:mm:ss` with
+up to six digits of a fraction (more are zeros), the offset as `Z`, `+hh`, `+hh:mm` or `+hh:mm:ss`.
+Dates are of the proleptic Gregorian calendar.
 """
 
 # ruff: noqa: PLR0917, PLR1714 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -72,7 +72,8 @@ def _date(source: Bytes, at: int) -> int:
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if day > _DAYS[month] and not (leap and month == 2 and day == 29):
         return _NONE
-    # Hinnant, "chrono-Compatible Low-Level Date Algorithms", `days_from_civil`: years begin in March.
+    # Hinnant, "chrono-Compatible Low-Level Date Algorithms", `days_from_civil`: years begin in
+    # March.
     if month <= 2:
         year -= 1
         month += 12
@@ -193,8 +194,8 @@ def read_timestamps(
 ) -> None:
     """Read timestamps as microseconds since 1970.
 
-    Those with `has_zone` need an offset, others must not have one. With `has_micros` a number is such a timestamp
-    already, and 0 no timestamp.
+    Those with `has_zone` need an offset, others must not have one. With `has_micros` a number is
+    such a timestamp already, and 0 no timestamp.
     """
     for row in range(status.size):
         if status[row] != VALUE:

@@ -1,11 +1,11 @@
 """`deltaforge bench capture`: capture a backlog from the source into the journal, without delivering it.
 
-One thread reads, decodes and journals, as in a run, in segments as large as the defaults allow. With
-`--parallel`, Spark tasks do this, as in a run whose sinks wait for the backlog.
+One thread reads, decodes and journals, as in a run, in segments as large as the defaults allow.
+With `--parallel`, Spark tasks do this, as in a run whose sinks wait for the backlog.
 
-The limit is the same log received by a client that discards the bytes. The ratio of the two rates shows the cost
-of capturing when the server is the bottleneck. The processor seconds show the cost otherwise, even on a busy
-machine.
+The limit is the same log received by a client that discards the bytes. The ratio of the two rates
+shows the cost of capturing when the server is the bottleneck. The processor seconds show the cost
+otherwise, even on a busy machine.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class CaptureResult:
         rows_per_second: Changes read, decoded and journaled per second of wall-clock time.
         raw_rows_per_second: Changes received and discarded per second of wall-clock time.
         ratio: `rows_per_second / raw_rows_per_second`.
-        cpu_seconds_per_million: Processor seconds of the capturing process and of the server, per million
-            changes.
+        cpu_seconds_per_million: Processor seconds of the capturing process and of the server, per
+            million changes.
         raw_cpu_seconds_per_million: The same while the bytes are discarded.
         segments: Number of segments of the backlog.
         parallel_segments: Number of those segments that Spark tasks wrote.
@@ -204,7 +204,8 @@ class _Bench:
         assert row is not None
         assert lease is not None
         run = LeasedRun(self._store, self._journal, lease, warn=lambda _: None)
-        # As in a run whose sinks are faster than capture: only the first segment is closed before it is full.
+        # As in a run whose sinks are faster than capture: only the first segment is closed before
+        # it is full.
         limits = spec.spec.engine.segment.model_copy(update={"min_ms": 1000})
         backlog = None
         if self._sessions is not None:

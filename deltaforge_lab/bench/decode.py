@@ -1,8 +1,9 @@
 """`deltaforge bench decode`: measure the decoder alone, in rows per second, on one core, from memory.
 
-The log is synthetic (`orders` of each source in `synthetic`: inserts of six columns, 100 rows per transaction, 1,000 for
-MySQL), so the numbers show the speed of the kernels, not of a server. They are measured in processor time, which
-other programs on the machine affect less than wall-clock time.
+The log is synthetic (`orders` of each source in `synthetic`: inserts of six columns, 100 rows per
+transaction, 1,000 for MySQL), so the numbers show the speed of the kernels, not of a server. They
+are measured in processor time, which other programs on the machine affect less than wall-clock
+time.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def bench_decode(
     The rows are ordinary ones, or those of one type family.
 
     Returns:
-        `rows`; `rows_per_second` and `megabytes_per_second` (of log) on one core; `times_copy`: how many
+        `rows`; `rows_per_second` and `megabytes_per_second` (of log) on one core; `times_copy`: how
+        many
         times longer decoding takes than copying the same bytes; `log_bytes_per_row`.
     """
     decoder, samples = _DECODERS[source]

@@ -1,9 +1,9 @@
 """`deltaforge bench pg-redis` and the other pairs: measure how fast a backlog reaches the sink.
 
-A first backlog is drained to warm up the servers, Spark and every kernel. Then the source is filled, in
-transactions of 1,000 rows, while nothing reads from it. The measured time begins with the run, which takes the
-lease, connects and opens the log, and ends when the sink has acknowledged the last message. docs/performance.md
-explains the numbers.
+A first backlog is drained to warm up the servers, Spark and every kernel. Then the source is
+filled, in transactions of 1,000 rows, while nothing reads from it. The measured time begins with
+the run, which takes the lease, connects and opens the log, and ends when the sink has acknowledged
+the last message. docs/performance.md explains the numbers.
 """
 
 from __future__ import annotations
@@ -82,15 +82,17 @@ class Drain:
         seconds: Time from the start of the run to the last acknowledgement.
         first_seconds: Time from the start of the run to the first acknowledgement.
         events_per_second: `rows / seconds`.
-        steady_events_per_second: The rate after the first acknowledgement, without its time and messages.
+        steady_events_per_second: The rate after the first acknowledgement, without its time and
+            messages.
         cpu_seconds_per_million: Processor seconds per million events, of the run, Spark (JVM and
             Python workers), the source's server and the sink's server.
-        stage_seconds_per_million: Processor seconds per million events of the run and Spark, by stage; `cost.stages`
-            says what counts as what.
+        stage_seconds_per_million: Processor seconds per million events of the run and Spark, by
+            stage; `cost.stages` says what counts as what.
         busiest_threads: The busiest thread of each of these groups.
-        serial_seconds_per_million: The serial part: the seconds of the busiest thread of run and Spark.
-        ceiling_events_per_second: The rate at which this thread would be busy all the time, which no number of
-            processors can exceed.
+        serial_seconds_per_million: The serial part: the seconds of the busiest thread of run and
+            Spark.
+        ceiling_events_per_second: The rate at which this thread would be busy all the time, which
+            no number of processors can exceed.
         peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
         peak_rss_mb_by: The peak of each of them; the peaks may be at different times.
         limits: The limits of the machine.
@@ -136,8 +138,8 @@ def measure(
     """Start everything, drain a backlog of `rows` events, and measure the limits.
 
     Raises:
-        DeltaforgeError: A server does not start, or the sink does not have every event after `timeout`
-            seconds (without a timeout: at the end of the run).
+        DeltaforgeError: A server does not start, or the sink does not have every event after
+            `timeout` seconds (without a timeout: at the end of the run).
     """
     with ExitStack() as owned:
         source, sink = owned.enter_context(pair_servers(pair, shape, say))

@@ -1,7 +1,7 @@
 """A separate installation for one benchmark: a home directory, Spark, and one pipeline.
 
-Runs execute in this process without Dagster, as `deltaforge run` executes them within its Dagster job. Dagster's
-processes do no work per event, so leaving them out does not change the results.
+Runs execute in this process without Dagster, as `deltaforge run` executes them within its Dagster
+job. Dagster's processes do no work per event, so leaving them out does not change the results.
 """
 
 from __future__ import annotations

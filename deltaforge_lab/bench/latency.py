@@ -2,8 +2,9 @@
 
 A live run follows the source while rows are written at a steady rate: 50 per second in transactions
 of one row, then 1,000 per second in transactions of ten, after a few seconds of each to warm up.
-The latency of a row is the time from the moment the writer sends COMMIT, so it includes the commit itself, to the
-timestamp that the sink's server gave the message. Both clocks are of this machine, in milliseconds.
+The latency of a row is the time from the moment the writer sends COMMIT, so it includes the commit
+itself, to the timestamp that the sink's server gave the message. Both clocks are of this machine,
+in milliseconds.
 """
 
 from __future__ import annotations

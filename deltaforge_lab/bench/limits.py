@@ -19,8 +19,8 @@ class MachineLimits:
 
     Attributes:
         raw_read_per_second: Rows per second when a client receives and discards the source's log.
-        raw_write_per_second: Messages per second that the sink's client writes from memory, or rows of a table that a
-            plain client does.
+        raw_write_per_second: Messages per second that the sink's client writes from memory, or rows
+            of a table that a plain client does.
         read_ratio: `events_per_second / raw_read_per_second`.
         write_ratio: `events_per_second / raw_write_per_second`.
     """
@@ -52,7 +52,8 @@ def raw_write_rate(write: Callable[[], int]) -> float:
     """Return how many messages or rows per second are written.
 
     Args:
-        write: Writes some, and returns how many. It is called again and again for two seconds, at least once.
+        write: Writes some, and returns how many. It is called again and again for two seconds, at
+            least once.
     """
     written = 0
     began = time.monotonic()

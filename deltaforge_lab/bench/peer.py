@@ -11,9 +11,10 @@ messages their destination has, and what /proc says. Nothing is read from their 
 3. In each round a backlog is written while neither runs, and then drained by one after the other;
    they take turns in which of them is first.
 
-The peer gets what it needs in environment variables (`_variables`). A drain ends when the destination has the
-backlog. Then, or earlier if it exits with 0, the program has done its part; otherwise it is asked to end (SIGTERM), so
-that it can save its place. A run ends when it has caught up.
+The peer gets what it needs in environment variables (`_variables`). A drain ends when the
+destination has the backlog. Then, or earlier if it exits with 0, the program has done its part;
+otherwise it is asked to end (SIGTERM), so that it can save its place. A run ends when it has caught
+up.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ class ProgramDrain:
         seconds: From its start until its destination had the backlog.
         first_seconds: From its start until the first message was seen.
         events_per_second: `rows / seconds`.
-        steady_events_per_second: The rate after the first messages, without their time; 0 if all were seen at once.
-        cpu_seconds_per_million: Processor seconds per million events of the program with its child processes, of Spark
-            (only DeltaForge has it), of the source's server and of the sink's server.
+        steady_events_per_second: The rate after the first messages, without their time; 0 if all
+            were seen at once.
+        cpu_seconds_per_million: Processor seconds per million events of the program with its child
+            processes, of Spark (only DeltaForge has it), of the source's server and of the sink's
+            server.
         peak_rss_mb: Peak resident memory of the program and Spark, in MiB.
         extra_messages: Messages beyond the backlog, such as repeated ones.
     """
@@ -97,11 +100,13 @@ class Comparison:
         exactly_once: Whether DeltaForge's sink kept its own position.
         sensing: Whether DeltaForge's schema sensing was enabled.
         writers: How many connections filled the backlog.
-        max_bytes: The size limit of DeltaForge's delivery batches; None for the default, which is the segment.
+        max_bytes: The size limit of DeltaForge's delivery batches; None for the default, which is
+            the segment.
         command: The peer's command line.
         deltaforge: DeltaForge's drains.
         peer: The peer's drains.
-        ratios: DeltaForge's value over the peer's, the median of all rounds; None if the peer's is 0.
+        ratios: DeltaForge's value over the peer's, the median of all rounds; None if the peer's is
+            0.
         cores: Processors that this process may use.
     """
 
@@ -244,7 +249,8 @@ def compare(
 
     Raises:
         SettingsError: There is no such program, or its destination is the pipeline's.
-        DeltaforgeError: A program has ended, or `timeout` seconds have passed, before its destination had every event.
+        DeltaforgeError: A program has ended, or `timeout` seconds have passed, before its
+            destination had every event.
     """
     words = _words(command)
     if destination == DESTINATION:

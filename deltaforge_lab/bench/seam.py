@@ -1,10 +1,10 @@
 """`deltaforge bench seam`: measure how fast journaled segments pass through Spark to senders.
 
-The benchmark builds segments of realistic changes in a temporary journal, starts a separate Spark server, and
-encodes and reads the segments as a run does: one job, one memory-mapped result, one thread per sender. A sender
-copies destination, key and value of every message into a command buffer and discards it, which is the least that
-any client has to do. The raw limit is the rate of reading the same Parquet file without Spark; the ratio to it
-makes results of different machines comparable.
+The benchmark builds segments of realistic changes in a temporary journal, starts a separate Spark
+server, and encodes and reads the segments as a run does: one job, one memory-mapped result, one
+thread per sender. A sender copies destination, key and value of every message into a command buffer
+and discards it, which is the least that any client has to do. The raw limit is the rate of reading
+the same Parquet file without Spark; the ratio to it makes results of different machines comparable.
 """
 
 from __future__ import annotations

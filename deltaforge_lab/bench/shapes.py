@@ -1,7 +1,7 @@
 """The tables that benchmarks write: their columns, and the statements that generate rows in the server.
 
-Row `n` is a function of `n` alone and is computed by the server, so writing takes no time in the benchmark's
-process. One statement is one transaction.
+Row `n` is a function of `n` alone and is computed by the server, so writing takes no time in the
+benchmark's process. One statement is one transaction.
 """
 
 from __future__ import annotations

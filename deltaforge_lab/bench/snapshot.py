@@ -1,8 +1,8 @@
 """`deltaforge bench snapshot`: read a table in chunks, as a snapshot's tasks do, without delivering it.
 
-Each reader is a process with its own connection, like Spark's workers. The limit is the same table, sent whole
-by the server to one client that discards the bytes. The readers' processor seconds show the cost of reading,
-even on a busy machine.
+Each reader is a process with its own connection, like Spark's workers. The limit is the same table,
+sent whole by the server to one client that discards the bytes. The readers' processor seconds show
+the cost of reading, even on a busy machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class SnapshotResult:
         chunks: Number of chunks in the plan.
         plan_seconds: Time for planning, which is not part of the rate.
         rows_per_second: Rows read and converted to the change frame per second of wall-clock time.
-        raw_rows_per_second: Rows received by one client and discarded per second of wall-clock time.
+        raw_rows_per_second: Rows received by one client and discarded per second of wall-clock
+            time.
         ratio: `rows_per_second / raw_rows_per_second`.
         cpu_seconds_per_million: Processor seconds of all readers per million rows.
         peak_rss_mb: Peak memory of the largest reader, in MiB.

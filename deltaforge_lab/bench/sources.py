@@ -1,7 +1,7 @@
 """The sources of benchmarks: servers that are filled, read by the pipeline, and read raw.
 
-The raw read is the limit of a source on this machine: one client receives the same log, or the same table, and
-only detects the end.
+The raw read is the limit of a source on this machine: one client receives the same log, or the same
+table, and only detects the end.
 """
 
 # ruff: noqa: SLF001 - PyMySQL has no public access to a result's bytes
@@ -72,7 +72,8 @@ class BenchSource(ABC):
     def write(self, first: int, rows: int, writers: int = 1) -> Iterator[int]:
         """Write rows from number `first` on, 1,000 per transaction; yield the number of rows written so far.
 
-        Each of the writers has its own connection. They share the transactions, which commit in any order.
+        Each of the writers has its own connection. They share the transactions, which commit in any
+        order.
         """
         shares = [
             (first + done, min(TRANSACTION_ROWS, rows - done))
@@ -286,8 +287,8 @@ class MysqlBench(BenchSource):
         """Receive the whole binary log of the backlog.
 
         MySQL protocol, "COM_BINLOG_DUMP": `Int32 position | Int16 flags | Int32 server id | file`;
-        with flag 1 the server sends an EOF packet at the end of the log. A packet is
-        `Int24 size | Int8 number`, followed by `size` bytes, the first of which is 0xFE in an EOF packet.
+        with flag 1 the server sends an EOF packet at the end of the log. A packet is `Int24 size |
+        Int8 number`, followed by `size` bytes, the first of which is 0xFE in an EOF packet.
         """
         file, position = self._start
         body = struct.pack("<IHI", position, 1, 4_000_000_001) + str(file).encode()

@@ -1,9 +1,10 @@
 """`deltaforge bench pg-delta` and the other pairs with tables, and `deltaforge bench changes`.
 
-The pairs measure how fast a backlog of inserts reaches a table, as `drain` does for messages: the measured time begins
-with the run and ends with it, when the last commit is made. `bench changes` measures what changes of random rows cost in a
-table that already has many: they are updates, deletes and inserts, first all in one backlog, then a few in each of several
-commits. What has arrived is read back, after the measurement.
+The pairs measure how fast a backlog of inserts reaches a table, as `drain` does for messages: the
+measured time begins with the run and ends with it, when the last commit is made. `bench changes`
+measures what changes of random rows cost in a table that already has many: they are updates,
+deletes and inserts, first all in one backlog, then a few in each of several commits. What has
+arrived is read back, after the measurement.
 """
 
 from __future__ import annotations
@@ -62,15 +63,17 @@ class TableDrain:
         mode: What the table has.
         shape: Shape of the source's table.
         rows: Changes of the backlog.
-        from_journal: Whether the backlog was in the journal before, so that the run captured nothing.
+        from_journal: Whether the backlog was in the journal before, so that the run captured
+            nothing.
         seconds: How long the run took.
         events_per_second: `rows / seconds`.
-        cpu_seconds_per_million: Processor seconds per million changes, of the run, Spark (JVM and Python
-            workers), the source's server, and the sink's if there is one.
+        cpu_seconds_per_million: Processor seconds per million changes, of the run, Spark (JVM and
+            Python workers), the source's server, and the sink's if there is one.
         peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
         peak_rss_mb_by: The peak of each of them.
         cores: Processors that this process may use.
-        limits: The limits of the machine; None for changes of random rows, with which no plain client compares.
+        limits: The limits of the machine; None for changes of random rows, with which no plain
+            client compares.
     """
 
     pair: str

@@ -1,11 +1,11 @@
 """`deltaforge demo`: run the whole platform on real servers with live changes, and prove the delivery.
 
-The demo writes changes in three phases. A few *first* changes make the sensor start a run; they wait for
-the run, a Spark session and compiled kernels. *Calm* changes follow at a steady pace, a few per
-transaction; the reported latency is theirs, from the database's commit to the arrival time that Redis
-records. Last comes a *burst*, as fast as the database accepts it; the reported rate is the number of its
-changes over the time from its first commit to the last delivery. If the changes of one phase do not all
-arrive, the demo skips the phases after it.
+The demo writes changes in three phases. A few *first* changes make the sensor start a run; they
+wait for the run, a Spark session and compiled kernels. *Calm* changes follow at a steady pace, a
+few per transaction; the reported latency is theirs, from the database's commit to the arrival time
+that Redis records. Last comes a *burst*, as fast as the database accepts it; the reported rate is
+the number of its changes over the time from its first commit to the last delivery. If the changes
+of one phase do not all arrive, the demo skips the phases after it.
 
 Finally the content of Redis and the files is compared with the writer's own record (`proof`).
 """
@@ -81,9 +81,9 @@ def demo(
 ) -> None:
     """Start everything, write live changes, and prove that each one arrived once and in order.
 
-    The command starts real servers on free ports (PostgreSQL unless the source is `turso`, Redis, Spark and
-    Dagster) and always stops them at the end. The exit code is 0 only if no change was lost, repeated,
-    reordered or altered.
+    The command starts real servers on free ports (PostgreSQL unless the source is `turso`, Redis,
+    Spark and Dagster) and always stops them at the end. The exit code is 0 only if no change was
+    lost, repeated, reordered or altered.
     """
     console = Console(stderr=json_output, log_path=False)
     signal.signal(signal.SIGTERM, interrupt_once)
@@ -132,9 +132,9 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints.
 
-        `lost`, `duplicated`, `out_of_order` and `wrong` are sums over the sinks. `seconds` is the time from
-        the first commit to the last delivery. `events_per_second` is the rate of the burst, null if
-        none of it arrived. `latency_ms` is the latency of the calm changes.
+        `lost`, `duplicated`, `out_of_order` and `wrong` are sums over the sinks. `seconds` is the
+        time from the first commit to the last delivery. `events_per_second` is the rate of the
+        burst, null if none of it arrived. `latency_ms` is the latency of the calm changes.
         """
         verdicts = self.verdicts.values()
         return {
@@ -237,7 +237,8 @@ class _Demo:
     def _write(self, changes: int, per_transaction: int, seconds: float = 0) -> bool:
         """Write from a separate thread; return True when every sink has as many changes as were written.
 
-        Return False when the demo gives up waiting for the rest (`Patience`); that rest counts as lost.
+        Return False when the demo gives up waiting for the rest (`Patience`); that rest counts as
+        lost.
 
         Raises:
             SettingsError: The database refused a change, or Dagster has ended.

@@ -1,7 +1,8 @@
 """The servers that the demo runs on: a database, Redis, Spark and Dagster's processes.
 
-This module starts all of them. They keep their files in one directory, listen on free ports of 127.0.0.1, and
-end with the environment: in order when the demo ends, through the guards of `processes.process` when it is killed.
+This module starts all of them. They keep their files in one directory, listen on free ports of
+127.0.0.1, and end with the environment: in order when the demo ends, through the guards of
+`processes.process` when it is killed.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ class DemoEnvironment:
         Every change committed after this returns is captured.
 
         Raises:
-            SettingsError: Dagster does not start, or its sensor does not tick in time; the message names
-                the logs.
+            SettingsError: Dagster does not start, or its sensor does not tick in time; the message
+                names the logs.
             SparkUnavailable: Spark does not start.
         """
         self._say("starting Spark, Dagster's code server, webserver and daemon; compiling kernels")

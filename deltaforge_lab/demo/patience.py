@@ -20,8 +20,8 @@ _QUIET_SECONDS = 10.0
 class Patience:
     """Limits the wait for deliveries: first for a run to start, then for what the run delivers.
 
-    All times are of a monotonic clock. A new run restarts the limit for its delivery; while no run works, the
-    time since the last arrival counts, however many runs have come and gone.
+    All times are of a monotonic clock. A new run restarts the limit for its delivery; while no run
+    works, the time since the last arrival counts, however many runs have come and gone.
 
     Args:
         now: The current time.

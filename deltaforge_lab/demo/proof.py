@@ -1,8 +1,9 @@
 """The demo's proof: compares what a sink holds with what was written.
 
-A `Proof` reads every event of one sink, in the sink's order, and counts the changes that are lost (written, but
-missing), duplicated (present more than once), out of order (after a later change of the same key) and wrong
-(never written, or with other values). It knows only the workload's record and the events, not the pipeline.
+A `Proof` reads every event of one sink, in the sink's order, and counts the changes that are lost
+(written, but missing), duplicated (present more than once), out of order (after a later change of
+the same key) and wrong (never written, or with other values). It knows only the workload's record
+and the events, not the pipeline.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def read_lines(directory: Path) -> Iterator[Arrival]:
 
 
 class ArrivalCounter:
-    """Counts the events in the sinks while they fill, without reading file contents twice. A context manager.
+    """Counts the events in the sinks while they fill, without reading file contents twice.
+
+    A context manager.
 
     Args:
         uri: URI of the Redis server.

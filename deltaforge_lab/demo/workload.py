@@ -1,14 +1,15 @@
 """The changes that the demo writes into its database, and the record of them.
 
-A `Workload` inserts, updates and deletes rows of three tables from one thread, in transactions of several
-statements. After each commit it records every change in source order. `proof` compares the sinks with this
-record, not with anything that the pipeline counts.
+A `Workload` inserts, updates and deletes rows of three tables from one thread, in transactions of
+several statements. After each commit it records every change in source order. `proof` compares the
+sinks with this record, not with anything that the pipeline counts.
 
-Each row has a `version` that counts the changes of its key. Every other value is a function of key and
-version, so an event identifies its change and the values it must have.
+Each row has a `version` that counts the changes of its key. Every other value is a function of key
+and version, so an event identifies its change and the values it must have.
 
-In `orders` some deleted keys are inserted again, and in PostgreSQL the table has REPLICA IDENTITY FULL (its
-events have the old row). The other tables have the default identity there, and a deleted key never comes back.
+In `orders` some deleted keys are inserted again, and in PostgreSQL the table has REPLICA IDENTITY
+FULL (its events have the old row). The other tables have the default identity there, and a deleted
+key never comes back.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _RETURNING = 4
 class DemoColumn:
     """A column: its name, its type and its value as a function of key and version.
 
-    `value` returns what is written. `shown` converts that to what the event's JSON must have, where it differs.
+    `value` returns what is written. `shown` converts that to what the event's JSON must have, where
+    it differs.
     """
 
     name: str

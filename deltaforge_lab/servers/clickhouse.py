@@ -1,7 +1,7 @@
 """Run ClickHouse's engine in a temporary directory, behind its HTTP interface (`clickhouse_http`).
 
-The engine comes from the package `chdb` of the extra `lab`. The server listens on a free port of 127.0.0.1 and requires a
-password. Its data survive a restart.
+The engine comes from the package `chdb` of the extra `lab`. The server listens on a free port of
+127.0.0.1 and requires a password. Its data survive a restart.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ interface: login, `database`, settings as parameters, the data of an INSERT as t
 `X-ClickHouse-Exception-Code` of errors. Queries are executed one after another, and there is one
 user, who has every privilege.
 
-Program: ``python -m deltaforge_lab.servers.clickhouse_http PORT DIRECTORY``, with the password in the environment variable
-`CLICKHOUSE_PASSWORD`.
+Program: ``python -m deltaforge_lab.servers.clickhouse_http PORT DIRECTORY``, with the password in
+the environment variable `CLICKHOUSE_PASSWORD`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Server programs from a Debian release, with all their libraries, in a separate directory.
 
-For programs that are not available elsewhere, such as the newest MySQL, on any Debian or Ubuntu machine,
-without root and without changing what is installed. `apt-get` downloads the packages into this project's
-cache, as if nothing were installed (so that the C library is included); `dpkg-deb` unpacks them. A program
-then runs with the loader that came with it: `ld-linux-x86-64.so.2 --library-path ... program`.
+For programs that are not available elsewhere, such as the newest MySQL, on any Debian or Ubuntu
+machine, without root and without changing what is installed. `apt-get` downloads the packages into
+this project's cache, as if nothing were installed (so that the C library is included); `dpkg-deb`
+unpacks them. A program then runs with the loader that came with it: `ld-linux-x86-64.so.2
+--library-path ... program`.
 
-The versions are not pinned, because a release changes, so only slow tests use this module. The packages are
-signed by Debian, whose keys are in the package `debian-archive-keyring`.
+The versions are not pinned, because a release changes, so only slow tests use this module. The
+packages are signed by Debian, whose keys are in the package `debian-archive-keyring`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def unpack(
         The words that precede a program of the package in a command line.
 
     Raises:
-        SettingsError: A required program is missing on this machine, or the package is not available.
+        SettingsError: A required program is missing on this machine, or the package is not
+            available.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb") and _KEYS.exists()):
         raise SettingsError(

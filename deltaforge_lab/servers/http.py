@@ -1,7 +1,8 @@
 """A small HTTP server that records what it receives, and answers as it is told.
 
-It understands what clients of webhooks send: requests with a `content-length`, one after another on a connection. Requests are
-recorded when they have arrived completely, before they are answered, in the order in which that happened.
+It understands what clients of webhooks send: requests with a `content-length`, one after another on
+a connection. Requests are recorded when they have arrived completely, before they are answered, in
+the order in which that happened.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class HttpServer:
         with self._lock:
             for connection in self._open.values():
                 with contextlib.suppress(OSError):  # the client has gone
-                    # not the method of a TLS socket, which takes TLS away from the thread that reads
+                    # not the method of a TLS socket, which takes TLS away from the thread that
+                    # reads
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def opened(self, connection: socket.socket) -> int:

@@ -1,8 +1,8 @@
 """Run a real Kafka broker in a temporary directory.
 
 Kafka 4.3 comes from Maven Central (see `maven`; 44 MB) and runs on the same Java as Spark: one
-process that is broker and controller (KRaft), without passwords, on a free port of 127.0.0.1. Topics
-are created automatically with one partition; transactions work, with one replica.
+process that is broker and controller (KRaft), without passwords, on a free port of 127.0.0.1.
+Topics are created automatically with one partition; transactions work, with one replica.
 """
 
 from __future__ import annotations
@@ -85,13 +85,15 @@ class KafkaServer(OneProcessServer):
         """Create a cluster of one broker and start it.
 
         Args:
-            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
-            settings: Broker settings that override the defaults, by their names in server.properties.
+            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary
+                one.
+            settings: Broker settings that override the defaults, by their names in
+                server.properties.
             quick: Start faster, without the optimizing compiler.
 
         Raises:
-            SettingsError: There is no Java, the programs cannot be downloaded, or the broker did not
-                start.
+            SettingsError: There is no Java, the programs cannot be downloaded, or the broker did
+                not start.
         """
         server = cls("")
         jars = ":".join(map(str, fetch(_JARS)))

@@ -1,7 +1,8 @@
 """The cache of server programs that are on Maven Central but not on PyPI.
 
 Only the servers of this package use it, for the demo, benchmarks and tests. The cache is
-`$XDG_CACHE_HOME/deltaforge/maven` (`~/.cache` without that variable), in the layout of a Maven repository.
+`$XDG_CACHE_HOME/deltaforge/maven` (`~/.cache` without that variable), in the layout of a Maven
+repository.
 """
 
 from __future__ import annotations

@@ -64,13 +64,16 @@ class MysqlServer(OneProcessServer):
         """Create a data directory and start a server on it.
 
         Args:
-            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
-            settings: Server settings that override the defaults (binary log of rows, GTIDs on), by the
-                names of system variables: `{"gtid_mode": "OFF", "binlog_row_metadata": "FULL"}`.
-            version: The version to download; None for the default one, from the package or installed.
+            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary
+                one.
+            settings: Server settings that override the defaults (binary log of rows, GTIDs on), by
+                the names of system variables: `{"gtid_mode": "OFF", "binlog_row_metadata":
+                "FULL"}`.
+            version: The version to download; None for the default one, from the package or
+                installed.
             origins: The search order for the program without a `version`.
-            copy_of: The server whose data and accounts it gets; that one is restarted. The copy is another server
-                for its replicas and readers.
+            copy_of: The server whose data and accounts it gets; that one is restarted. The copy is
+                another server for its replicas and readers.
 
         Raises:
             SettingsError: The program was not found, or the server did not start.
@@ -223,7 +226,8 @@ def connect(dsn: str) -> pymysql.Connection[Any]:
     """Open a connection in autocommit mode; with `ssl-mode` in the DSN it is encrypted, and nothing is verified."""
     parts = urlsplit(dsn)
     host = parts.hostname or "127.0.0.1"
-    # A local connection needs no TLS unless it is asked for, and creating a TLS context takes 10 ms.
+    # A local connection needs no TLS unless it is asked for, and creating a TLS context takes 10
+    # ms.
     asked = "ssl-mode" in parts.query
     return pymysql.connect(
         host=host,

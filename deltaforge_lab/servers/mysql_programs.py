@@ -10,8 +10,9 @@
 | `mariadb 10.5` | Debian bullseye, 10.5.23 | not pinned |
 | `9.7` | Debian unstable (see `debian`), the current 9.x | not pinned |
 
-All of them are for Linux on x86-64; elsewhere an installed `mysqld` is used. Unlike other servers, an
-installed MySQL is not preferred: it is often MariaDB, or AppArmor denies it access to temporary directories.
+All of them are for Linux on x86-64; elsewhere an installed `mysqld` is used. Unlike other servers,
+an installed MySQL is not preferred: it is often MariaDB, or AppArmor denies it access to temporary
+directories.
 """
 
 from __future__ import annotations
@@ -216,9 +217,9 @@ def _untar(package: Artifact, home: Path, only: str | None = None) -> None:
 def _with_libaio(libraries: Path, other: Path) -> None:
     """Substitute another library for libaio, which few machines have.
 
-    `mysqld` loads libaio at the start, but uses it only for native asynchronous I/O, which is turned
-    off. Functions are bound at their first call, so any library without symbol versions can have that
-    name.
+    `mysqld` loads libaio at the start, but uses it only for native asynchronous I/O, which is
+    turned off. Functions are bound at their first call, so any library without symbol versions can
+    have that name.
     """
     (libraries / "libaio.so.1").symlink_to(other)
 

@@ -1,11 +1,12 @@
 """A MySQL server that behaves like Amazon RDS for MySQL, as far as a plain server can.
 
-What a customer cannot do there is refused: nobody has SUPER, so `SET GLOBAL` and `SET PERSIST` fail. The log is kept as
-`mysql.rds_configuration` says, which `CALL mysql.rds_set_configuration` changes. Connections need TLS and end after a
-minute of silence. Files are where the service has them.
+What a customer cannot do there is refused: nobody has SUPER, so `SET GLOBAL` and `SET PERSIST`
+fail. The log is kept as `mysql.rds_configuration` says, which `CALL mysql.rds_set_configuration`
+changes. Connections need TLS and end after a minute of silence. Files are where the service has
+them.
 
-What customers do in the console is `set_parameters`, `add_standby` and `fail_over`; what the service does by itself is
-`remove_log`.
+What customers do in the console is `set_parameters`, `add_standby` and `fail_over`; what the
+service does by itself is `remove_log`.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class MysqlServiceServer:
         Args:
             certificate: A certificate of 127.0.0.1 that is its own authority.
             key: The certificate's key.
-            parameters: Parameters that differ from those of a new instance, and other settings of the server.
+            parameters: Parameters that differ from those of a new instance, and other settings of
+                the server.
         """
         account = Account.ordinary()
         home = temporary_directory("rds", account)

@@ -56,8 +56,8 @@ class NatsServer(OneProcessServer):
 
         Args:
             data_dir: The directory for streams, which `close` keeps; None for a temporary one.
-            settings: Settings that override the defaults, by their names in the configuration file, with
-                values as written there. An empty value omits the setting.
+            settings: Settings that override the defaults, by their names in the configuration file,
+                with values as written there. An empty value omits the setting.
             origins: The search order for the program.
 
         Raises:

@@ -1,7 +1,7 @@
 """A synchronous wrapper of nats-py for benchmarks and tests: JetStream's API, and the messages of a stream.
 
-What our sink has sent is read back with another client than the sink's own, so that a fault of that client is
-detected.
+What our sink has sent is read back with another client than the sink's own, so that a fault of that
+client is detected.
 """
 
 from __future__ import annotations

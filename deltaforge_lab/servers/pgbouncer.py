@@ -1,7 +1,7 @@
 """PgBouncer, the connection pooler, before a PostgreSQL server.
 
-The program comes from an installation (`PATH`), or from Debian (see `debian`). It pools by transaction, as
-services have it, and logs in for its clients with the passwords that it is given.
+The program comes from an installation (`PATH`), or from Debian (see `debian`). It pools by
+transaction, as services have it, and logs in for its clients with the passwords that it is given.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The programs come from this machine, or from builds of each major version (see `
 The server listens on a free port of 127.0.0.1, with passwords (SCRAM), and its superuser is
 `postgres`.
 
-PostgreSQL refuses to run as root: in a process of root, the server runs as an ordinary account, and the
-package is copied if that account cannot read it (a virtual environment below `/root`).
+PostgreSQL refuses to run as root: in a process of root, the server runs as an ordinary account, and
+the package is copied if that account cannot read it (a virtual environment below `/root`).
 """
 
 from __future__ import annotations
@@ -71,12 +71,13 @@ class PostgresServer(Server):
         """Create a database cluster and start it.
 
         Args:
-            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
+            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary
+                one.
             settings: Server settings that override the defaults (`wal_level=logical`, 20 slots and
-                senders), by their names in postgresql.conf. Tests turn `fsync` off. One without a value is
-                left to the configuration files.
-            version: A major version, 12 to 18, whose pinned build is downloaded; None for the version of
-                this machine or of the package.
+                senders), by their names in postgresql.conf. Tests turn `fsync` off. One without a
+                value is left to the configuration files.
+            version: A major version, 12 to 18, whose pinned build is downloaded; None for the
+                version of this machine or of the package.
             origins: The search order for the programs without a `version`.
 
         Raises:

@@ -1,9 +1,9 @@
 """Find the programs of PostgreSQL: on this machine, in a Python package, or on Maven Central.
 
 If any supported version will do, they come from the newest installation (`PATH`, Debian's
-`/usr/lib/postgresql/<version>/bin`) or from the package `pgserver` of the extra `lab`, PostgreSQL 16.
-A requested version comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL
-has builds of every major version for Linux on x86-64, with the libraries that they need.
+`/usr/lib/postgresql/<version>/bin`) or from the package `pgserver` of the extra `lab`, PostgreSQL
+16. A requested version comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded
+PostgreSQL has builds of every major version for Linux on x86-64, with the libraries that they need.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def find(origins: Sequence[Origin], account: Account | None, scratch: Path) -> P
     Args:
         origins: The search order.
         account: The account that will run the programs; None for the current user.
-        scratch: A directory that `account` can access, to which the programs are copied if necessary.
+        scratch: A directory that `account` can access, to which the programs are copied if
+            necessary.
 
     Raises:
         SettingsError: No programs were found.

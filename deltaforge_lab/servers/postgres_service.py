@@ -1,8 +1,9 @@
 """A PostgreSQL server that behaves like one of a managed service, as far as a plain server can.
 
-What a customer of the service cannot do is refused: nobody is a superuser, functions of the log are taken away, connections
-need TLS. Roles and settings have the service's names. On RDS and Aurora a member of `rds_replication` may replicate
-although its role has no such attribute: the server gives members the attribute, and its `pg_roles` does not show it.
+What a customer of the service cannot do is refused: nobody is a superuser, functions of the log are
+taken away, connections need TLS. Roles and settings have the service's names. On RDS and Aurora a
+member of `rds_replication` may replicate although its role has no such attribute: the server gives
+members the attribute, and its `pg_roles` does not show it.
 
 What customers do in the console is `set_parameters` and `fail_over`; SQL of theirs is `execute`.
 """
@@ -46,10 +47,12 @@ class ServiceProfile:
 
     Attributes:
         name: The service's name.
-        roles: Roles of the service, which the customer's administrator is a member of and may grant.
+        roles: Roles of the service, which the customer's administrator is a member of and may
+            grant.
         attributes: Attributes of the administrator besides CREATEDB and CREATEROLE.
         settings: Settings that only the service has.
-        logical: The parameter and its value that turn on logical replication; empty if it is always on.
+        logical: The parameter and its value that turn on logical replication; empty if it is always
+            on.
         replicators: The role whose members may replicate; empty if the attribute decides.
         refused: Functions that nobody may call.
         functions: Functions that only the service has, as statements.

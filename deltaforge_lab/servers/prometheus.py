@@ -1,7 +1,7 @@
 """Run a real Prometheus in a temporary directory, and its checker `promtool`.
 
-The programs come from an installation (`PATH`), or from Debian (see `debian`). The server listens on
-a free port of 127.0.0.1 and keeps the scraped data until it is closed.
+The programs come from an installation (`PATH`), or from Debian (see `debian`). The server listens
+on a free port of 127.0.0.1 and keeps the scraped data until it is closed.
 """
 
 from __future__ import annotations

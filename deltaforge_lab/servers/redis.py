@@ -103,8 +103,8 @@ class RedisServer(OneProcessServer):
     def program(self) -> str:
         """The path of the running program, with the name by which it must be started.
 
-        Debian's `redis-server` is a link to `redis-check-rdb`, and the program behaves according to the name
-        by which it was started.
+        Debian's `redis-server` is a link to `redis-check-rdb`, and the program behaves according to
+        the name by which it was started.
         """
         self._own()
         return self._program

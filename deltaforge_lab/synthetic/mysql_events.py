@@ -1,7 +1,7 @@
 """Makes binary log streams without a server, to measure and test the decoder.
 
-The functions build the events whose layouts `binlog`, `table_map` and `scan_rows` document; `orders` combines them
-into a stream of plain transactions on one table.
+The functions build the events whose layouts `binlog`, `table_map` and `scan_rows` document;
+`orders` combines them into a stream of plain transactions on one table.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class SyntheticLog:
         self, kind: int, body: bytes, *, flags: int = 0, end: int | None = None
     ) -> SyntheticLog:
         """Add an event; `end` overrides the end position in its header."""
-        # Until a format description event says that a file has no checksums, the server sends them as requested.
+        # Until a format description event says that a file has no checksums, the server sends them
+        # as requested.
         summed = self.checksums or kind == FORMAT_DESCRIPTION or not self.parts
         size = HEADER + len(body) + (CHECKSUM_SIZE if summed else 0)
         if end is None:
@@ -106,8 +107,8 @@ class SyntheticLog:
     def gtid(self, number: int, ts_us: int = 0, *, original: int | None = None) -> SyntheticLog:
         """Add a GTID event (an ANONYMOUS_GTID event for number 0).
 
-        `ts_us` is the time of the commit on this server, `original` that on the server of origin, if it is another
-        one. Both are in microseconds since 1970.
+        `ts_us` is the time of the commit on this server, `original` that on the server of origin,
+        if it is another one. Both are in microseconds since 1970.
         """
         sid = SID if number else bytes(16)
         body = struct.pack("<B16sqBqq", 0, sid, number, 2, 0, 1)

@@ -1,7 +1,7 @@
 """Synthetic binary logs of one type family each, to measure what decoding its values costs.
 
-A row has a key and ten columns of the family. A few distinct rows are repeated, so that making a log takes less
-time than decoding it.
+A row has a key and ten columns of the family. A few distinct rows are repeated, so that making a
+log takes less time than decoding it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes replication streams without a server, to measure and test the decoder.
 
-The functions build the messages whose layouts `pgoutput` documents; `orders` combines them into a stream of plain
-transactions on one table.
+The functions build the messages whose layouts `pgoutput` documents; `orders` combines them into a
+stream of plain transactions on one table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Synthetic replication streams of one type family each, to measure what decoding its values costs.
 
-Every row has a key and ten columns of one type. A thousand distinct rows, in transactions of a hundred, are
-repeated as often as needed.
+Every row has a key and ten columns of one type. A thousand distinct rows, in transactions of a
+hundred, are repeated as often as needed.
 """
 
 from __future__ import annotations

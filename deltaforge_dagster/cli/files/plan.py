@@ -45,9 +45,9 @@ _KINDS = {"added": "green", "removed": "red", "renamed": "yellow", "changed": "y
 def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
     """Show the effective content of a pipeline file, what it creates, and what it changes.
 
-    The file is compared with the version that the live run uses, else with the version that the pipeline last
-    ran with or its sensor last saw. The command reads only the state store and changes nothing. Secrets are shown
-    as `***`, scripts as their hashes.
+    The file is compared with the version that the live run uses, else with the version that the
+    pipeline last ran with or its sensor last saw. The command reads only the state store and
+    changes nothing. Secrets are shown as `***`, scripts as their hashes.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     with existing_store(settings) as store:
@@ -74,8 +74,8 @@ def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None
 def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any]:
     """Compare the file with the known pipeline.
 
-    Return the fields `known`, `changes`, `waits` (what the changes wait for) and `stale` (the assets that
-    become stale) of the JSON output.
+    Return the fields `known`, `changes`, `waits` (what the changes wait for) and `stale` (the
+    assets that become stale) of the JSON output.
     """
     nothing: dict[str, Any] = {"changes": [], "waits": None, "stale": []}
     row = None if store is None else store.pipelines.get(loaded.name)

@@ -53,8 +53,8 @@ def preview(
 ) -> None:
     """Run processors over a closed range and show how the result differs from what the sinks got.
 
-    Without --processors, the command uses the processors of the pipeline's current file. It delivers nothing,
-    moves no checkpoint, and can be used while a run is live.
+    Without --processors, the command uses the processors of the pipeline's current file. It
+    delivers nothing, moves no checkpoint, and can be used while a run is live.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     chain = chain_of(loaded.spec)

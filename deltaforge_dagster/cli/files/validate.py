@@ -45,8 +45,8 @@ def validate(
 ) -> None:
     """Check pipeline files and print every problem and warning, each with its line.
 
-    The command connects to nothing and writes nothing. The exit code is 0 if every file is valid, even with
-    warnings, and 1 otherwise.
+    The command connects to nothing and writes nothing. The exit code is 0 if every file is valid,
+    even with warnings, and 1 otherwise.
     """
     files: dict[Path, None] = {}
     missing: list[str] = []

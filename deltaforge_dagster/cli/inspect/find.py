@@ -50,8 +50,9 @@ def find(
 ) -> None:
     """Show where in the journal the changes of a row are, and which sinks have them.
 
-    The command searches everything that the journal still holds. A sink has a change once its checkpoint has
-    passed it, even if the file's `filter` keeps the change from the sink. The exit code is 1 if no change is found.
+    The command searches everything that the journal still holds. A sink has a change once its
+    checkpoint has passed it, even if the file's `filter` keeps the change from the sink. The exit
+    code is 1 if no change is found.
     """
     wanted = Wanted(key)
     with opened_store() as store:

@@ -163,7 +163,8 @@ def reload(
 ) -> None:
     """Compare the database's tables, as they are now, with their newest captured versions.
 
-    The command registers nothing: an altered table gets its new version when its next change is captured.
+    The command registers nothing: an altered table gets its new version when its next change is
+    captured.
     """
     _, loaded = select_pipeline(Settings.from_env(), pipeline)
     source = build_source(loaded.spec)

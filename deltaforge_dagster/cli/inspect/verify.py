@@ -45,8 +45,8 @@ def verify(
 ) -> None:
     """Check that the files of closed ranges exist, are unchanged and have no gaps.
 
-    With --from-source, the command also reads the source's log again and compares it with the files, segment
-    by segment. The exit code is 1 if anything differs.
+    With --from-source, the command also reads the source's log again and compares it with the
+    files, segment by segment. The exit code is 1 if anything differs.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     journal = Journal(settings.journal_url)

@@ -1,9 +1,9 @@
 """Dagster's processes, as `deltaforge dev` and `deltaforge demo` start them.
 
-One code server holds the definitions; the webserver and the daemon query it instead of each loading them
-again. All of them share one `DAGSTER_HOME` and end with this process. They are forks of it, so most
-of what they import is in memory only once. The processes that they start in turn are new Python
-interpreters: the one that loads the definitions, and the fork server of runs.
+One code server holds the definitions; the webserver and the daemon query it instead of each loading
+them again. All of them share one `DAGSTER_HOME` and end with this process. They are forks of it, so
+most of what they import is in memory only once. The processes that they start in turn are new
+Python interpreters: the one that loads the definitions, and the fork server of runs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ _LOG_BYTES = 10 << 20
 """The size at which the log of a process is moved to a second file, which replaces the previous
 one."""
 ANSWER_SECONDS = 300
-"""How long Dagster waits for the code server, which answers once a run's process has started. With Dagster's
-default of 60 seconds, a busy machine reports runs as "failed to start" although they do start."""
+"""How long Dagster waits for the code server, which answers once a run's process has started.
+
+With Dagster's default of 60 seconds, a busy machine reports runs as "failed to start" although they
+do start.
+"""
 
 THREADS = 24
-"""How many requests the code server and its proxy answer at a time: more than the daemon's threads for sensors
-(`resources.instance`), because starting a run and the UI need some, too. Dagster's default is four more than processors."""
+"""How many requests the code server and its proxy answer at a time: more than the daemon's threads
+for sensors (`resources.instance`), because starting a run and the UI need some, too. Dagster's
+default is four more than processors.
+"""
 
 THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS")
 """Where the code server and its proxy read `THREADS`."""
@@ -85,7 +90,8 @@ class DagsterProcesses:
         They are forks, so this process must have no other thread yet.
 
         Args:
-            settings: The installation. The processes read it from the environment, which must match.
+            settings: The installation. The processes read it from the environment, which must
+                match.
             dagster_home: Where Dagster keeps its instance.
             port: Port of the UI; None for any free one.
 
@@ -97,7 +103,8 @@ class DagsterProcesses:
         workspace = dagster_home / "workspace.deltaforge.yaml"
         workspace.write_text(_WORKSPACE.format(port=code_port))
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's `&` leaves it
-            # The processes would inherit this and also ignore SIGTERM, since Dagster treats both alike.
+            # The processes would inherit this and also ignore SIGTERM, since Dagster treats both
+            # alike.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         # The runs, which the code server starts, inherit these as well.
         os.environ["DAGSTER_HOME"] = str(dagster_home)
@@ -108,7 +115,8 @@ class DagsterProcesses:
         }.items():
             if not os.environ.get(name):
                 os.environ[name] = usual
-        # Create Dagster's SQLite tables first: processes that do so concurrently leave them unusable.
+        # Create Dagster's SQLite tables first: processes that do so concurrently leave them
+        # unusable.
         dg.DagsterInstance.from_config(str(dagster_home)).dispose()
         share(_SHARED)
         started = cls(f"http://127.0.0.1:{port}")
@@ -163,7 +171,8 @@ class DagsterProcesses:
         """Return once the UI shows the pipelines.
 
         Raises:
-            SettingsError: The port is taken, or the webserver does not start; the message has its last log lines.
+            SettingsError: The port is taken, or the webserver does not start; the message has its
+                last log lines.
         """
         self._processes[1].wait_until(self._answers, _START_SECONDS)
 

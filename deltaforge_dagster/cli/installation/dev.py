@@ -40,8 +40,9 @@ def dev(
 ) -> None:
     """Run every pipeline of this installation, with Dagster's UI, until Ctrl-C.
 
-    Pipeline files are read from DELTAFORGE_PIPELINES (default ./pipelines); state and logs are written to
-    DELTAFORGE_HOME (default ./.deltaforge). The pipelines' sensors start runs automatically.
+    Pipeline files are read from DELTAFORGE_PIPELINES (default ./pipelines); state and logs are
+    written to DELTAFORGE_HOME (default ./.deltaforge). The pipelines' sensors start runs
+    automatically.
     """
     console = Console(highlight=False, soft_wrap=True)
     settings = Settings.from_env()

@@ -59,12 +59,13 @@ def install(
 ) -> None:
     """Install the jars with which Spark writes Delta and Iceberg tables; 57 MB.
 
-    They are put into DELTAFORGE_LAKE_JARS (default: `jars` in DELTAFORGE_HOME), and their checksums are verified. The
-    Spark server that DeltaForge starts on this machine then has them; a Spark server that DELTAFORGE_SPARK_REMOTE
-    names needs jars of its own. Jars that are already there are only verified, and an interrupted download is
-    continued.
+    They are put into DELTAFORGE_LAKE_JARS (default: `jars` in DELTAFORGE_HOME), and their checksums
+    are verified. The Spark server that DeltaForge starts on this machine then has them; a Spark
+    server that DELTAFORGE_SPARK_REMOTE names needs jars of its own. Jars that are already there are
+    only verified, and an interrupted download is continued.
 
-    On a machine without a network, copy the folder from one that has run this command, and pass it to `--from`.
+    On a machine without a network, copy the folder from one that has run this command, and pass it
+    to `--from`.
     """
     if source is not None and repository != CENTRAL:
         raise NotAllowed("--from and --repository exclude each other")
@@ -114,8 +115,8 @@ def view(
 ) -> None:
     """Print the query that reads a table together with its pending changes.
 
-    Use it in place of the table, or make a view of it in a catalog that has views: CREATE VIEW ... AS, and the query. Make the
-    view again when the table gets another column.
+    Use it in place of the table, or make a view of it in a catalog that has views: CREATE VIEW ...
+    AS, and the query. Make the view again when the table gets another column.
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)

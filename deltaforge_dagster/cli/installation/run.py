@@ -1,7 +1,7 @@
 """`deltaforge run` and `deltaforge replay`: materialize the assets of a pipeline without Dagster's daemon.
 
-They execute the same jobs as the sensor and the UI, in this process and on the same Dagster instance, so
-the UI shows their runs like any other.
+They execute the same jobs as the sensor and the UI, in this process and on the same Dagster
+instance, so the UI shows their runs like any other.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def run(
 ) -> None:
     """Capture and deliver until there has been no work for a while; Ctrl-C stops the run cleanly.
 
-    The exit code is 1 if `deltaforge status` would show an error of the pipeline: the source could not be read or
-    does not send a captured table, a sink that the commit policy waits for fails, changes are held. It is
-    also 1 if the lease was lost, or if another run is working on the pipeline. Failures of sinks that the
-    commit policy does not wait for are reported, but do not change the exit code.
+    The exit code is 1 if `deltaforge status` would show an error of the pipeline: the source could
+    not be read or does not send a captured table, a sink that the commit policy waits for fails,
+    changes are held. It is also 1 if the lease was lost, or if another run is working on the
+    pipeline. Failures of sinks that the commit policy does not wait for are reported, but do not
+    change the exit code.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     tags = {RUN_TAG: "live", REASON_TAG: COMMAND}
@@ -159,10 +160,10 @@ def replay(
 ) -> None:
     """Deliver closed ranges to one sink again, with every message marked as a replay; no checkpoint moves.
 
-    Ranges that the sink does not have yet are delivered in order, without the mark, and move its checkpoint;
-    this requires that no run is working on the pipeline. Tables of a lakehouse keep what they have: nothing is
-    written to them again. With --reprocess the sink must already have the ranges;
-    the journal keeps its recorded content.
+    Ranges that the sink does not have yet are delivered in order, without the mark, and move its
+    checkpoint; this requires that no run is working on the pipeline. Tables of a lakehouse keep
+    what they have: nothing is written to them again. With --reprocess the sink must already have
+    the ranges; the journal keeps its recorded content.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     numbers = range_numbers(ranges)

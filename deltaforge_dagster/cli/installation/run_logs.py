@@ -1,8 +1,9 @@
 """Output of runs started by commands: printed on the terminal, and stored with the run for Dagster's UI.
 
-Dagster redirects standard output and error to files and prints these through child processes. Ctrl-C reaches the
-children as well: they die with stack traces, and the run's last messages are lost. The program also no longer
-detects its terminal, and what it draws there ends up in the files. Here every write goes to both.
+Dagster redirects standard output and error to files and prints these through child processes.
+Ctrl-C reaches the children as well: they die with stack traces, and the run's last messages are
+lost. The program also no longer detects its terminal, and what it draws there ends up in the files.
+Here every write goes to both.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def backup(
 ) -> None:
     """Copy the whole state store in one consistent state; runs may continue meanwhile.
 
-    The copy contains row data (dead letters), so only the owner may read it. It does not contain the journal's
-    files.
+    The copy contains row data (dead letters), so only the owner may read it. It does not contain
+    the journal's files.
     """
     with opened_store() as store:
         rows = copies.back_up(store, file)
@@ -59,8 +59,9 @@ def restore(
 ) -> None:
     """Restore the state store from a backup, which may come from another kind of store.
 
-    No run may be live. Capture resumes at the positions of the backup, and at-least-once sinks receive again
-    what they received since then. A pipeline whose source no longer has that position stops with an error.
+    No run may be live. Capture resumes at the positions of the backup, and at-least-once sinks
+    receive again what they received since then. A pipeline whose source no longer has that position
+    stops with an error.
     """
     url = Settings.from_env().state_url
     if url == "memory":

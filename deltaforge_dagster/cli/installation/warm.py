@@ -27,9 +27,10 @@ def warm(
 ) -> None:
     """Compile every kernel, and archive the classes of Spark, so that no run has to wait for it.
 
-    Machine code is cached in NUMBA_CACHE_DIR, or else in the user's cache directory (~/.cache/deltaforge/kernels), where
-    later processes of the same user find it. The first compilation takes a minute or two. With the archive
-    (~/.cache/deltaforge/spark, 200 MB) Spark starts in half the time.
+    Machine code is cached in NUMBA_CACHE_DIR, or else in the user's cache directory
+    (~/.cache/deltaforge/kernels), where later processes of the same user find it. The first
+    compilation takes a minute or two. With the archive (~/.cache/deltaforge/spark, 200 MB) Spark
+    starts in half the time.
     """
     started = time.monotonic()
     if not any(map(is_ready, all_kernels())) and (os.cpu_count() or 1) > 1:

@@ -1,7 +1,7 @@
 """`deltaforge start`, `resume`, `pause` and `stop`: set the desired state of a pipeline.
 
-A live run reads the desired state whenever it renews its lease, every few seconds; the sensor reads it before it
-starts a run.
+A live run reads the desired state whenever it renews its lease, every few seconds; the sensor reads
+it before it starts a run.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def redrive(
 ) -> None:
     """Deliver entries again after their cause is fixed, with the pipeline file as it is then.
 
-    The sink's deliverer sends them in the live run or in the next one, in order for each key, together with
-    the entries that wait behind them. An entry that is refused again stays.
+    The sink's deliverer sends them in the live run or in the next one, in order for each key,
+    together with the entries that wait behind them. An entry that is refused again stays.
     """
     if not (numbers or sink or every):
         raise NotAllowed("say which entries: their numbers, --sink or --all")
@@ -150,7 +150,10 @@ def ack(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Discard entries: the sink never gets these changes. Entries that wait behind them are delivered."""
+    """Discard entries: the sink never gets these changes.
+
+    Entries that wait behind them are delivered.
+    """
     if bool(numbers) is (up_to is not None):
         raise NotAllowed("say which entries: their numbers, or --up-to N")
     with opened_store() as store:

@@ -76,8 +76,8 @@ def release(
 ) -> None:
     """Have the next run decode and deliver the held changes of a table, before newer changes of it.
 
-    Without an option, the log itself must describe the columns (MySQL: binlog_row_metadata=FULL). Changes that
-    still cannot be decoded are held again, with the new reason.
+    Without an option, the log itself must describe the columns (MySQL: binlog_row_metadata=FULL).
+    Changes that still cannot be decoded are held again, with the new reason.
     """
     if catalog and create_table is not None:
         raise NotAllowed("--create-table and --catalog exclude one another")

@@ -39,9 +39,9 @@ def rebuild(
 ) -> None:
     """Drop a lost journal and capture again, from the committed position, the changes that sinks lack.
 
-    No run may hold the pipeline. The new journal continues the numbers of segments and ranges. Sinks skip the
-    changes that they have: exactly-once sinks event by event, others by whole segments, so that some changes may be
-    delivered again.
+    No run may hold the pipeline. The new journal continues the numbers of segments and ranges.
+    Sinks skip the changes that they have: exactly-once sinks event by event, others by whole
+    segments, so that some changes may be delivered again.
     """
     with opened_store() as store:
         before = known_pipeline(store, pipeline)

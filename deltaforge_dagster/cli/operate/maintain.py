@@ -43,7 +43,8 @@ def maintain(
 ) -> None:
     """Maintain a pipeline's tables now: compact files, let old snapshots expire, delete files that no table uses.
 
-    The same is done on the schedule of each sink, by its options under `maintenance`. Runs may deliver meanwhile.
+    The same is done on the schedule of each sink, by its options under `maintenance`. Runs may
+    deliver meanwhile.
     """
     # Imported here, because `deltaforge lake install` needs neither.
     from deltaforge_dagster.assets.maintenance import observation  # noqa: PLC0415

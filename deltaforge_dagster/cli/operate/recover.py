@@ -36,9 +36,10 @@ def recover(
 
     Also after the journal has lost what sinks lack, if the source was told that it may forget it.
 
-    The pipeline begins where the log is now. Tables of sinks are emptied and loaded again; message sinks and object files
-    get a snapshot of every row. What was deleted in between cannot be known there. The command says beforehand what it
-    will do, and asks for confirmation on a terminal. A run that is at work is ended first.
+    The pipeline begins where the log is now. Tables of sinks are emptied and loaded again; message
+    sinks and object files get a snapshot of every row. What was deleted in between cannot be known
+    there. The command says beforehand what it will do, and asks for confirmation on a terminal. A
+    run that is at work is ended first.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     with Platform(settings).open() as opened:

@@ -51,11 +51,13 @@ def remove(
 ) -> None:
     """Remove a pipeline whose file was deleted: its slot, publication, state and journal.
 
-    What its sinks hold stays. The command lists what it will drop, and asks for confirmation; --yes is needed where
-    nobody can be asked. A publication or table that somebody else made stays, and so does whatever another pipeline uses.
+    What its sinks hold stays. The command lists what it will drop, and asks for confirmation; --yes
+    is needed where nobody can be asked. A publication or table that somebody else made stays, and
+    so does whatever another pipeline uses.
 
-    The last file's connection string is known, but not its password. On a terminal the command asks for it; elsewhere set
-    PGPASSWORD, or name a copy of the file, outside of the folder of pipeline files, in place of the pipeline.
+    The last file's connection string is known, but not its password. On a terminal the command asks
+    for it; elsewhere set PGPASSWORD, or name a copy of the file, outside of the folder of pipeline
+    files, in place of the pipeline.
     """
     settings = Settings.from_env()
     with opened_store() as store:

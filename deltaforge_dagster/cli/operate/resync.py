@@ -34,9 +34,10 @@ def resync(
 ) -> None:
     """Load tables of a sink again, with the options and types of today.
 
-    The pipeline's run recreates each table, without rows, and requests a snapshot of it for this sink; then the table
-    follows the stream again. Until the snapshot has arrived, readers see only a part of the rows. The sink's other
-    tables, and other sinks, go on. A snapshot that is unfinished is waited for.
+    The pipeline's run recreates each table, without rows, and requests a snapshot of it for this
+    sink; then the table follows the stream again. Until the snapshot has arrived, readers see only
+    a part of the rows. The sink's other tables, and other sinks, go on. A snapshot that is
+    unfinished is waited for.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     with Platform(settings).open() as opened:

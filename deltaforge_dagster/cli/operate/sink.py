@@ -27,7 +27,8 @@ def sink() -> None:
 def pause(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOption = False) -> None:
     """Stop sending to a sink, even while a run is live, and keep its segments in the journal.
 
-    The sink still counts for the commit policy: while a required sink is paused, the source keeps its log.
+    The sink still counts for the commit policy: while a required sink is paused, the source keeps
+    its log.
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
@@ -66,7 +67,8 @@ def attach(
 ) -> None:
     """Attach a detached sink and continue after its checkpoint, even while a run is live.
 
-    The command fails if the journal no longer has what follows the checkpoint, unless --tail is given.
+    The command fails if the journal no longer has what follows the checkpoint, unless --tail is
+    given.
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)

@@ -88,10 +88,11 @@ def run(
 ) -> None:
     """Read the rest of the unfinished snapshot in this process, or begin a new one.
 
-    A new snapshot is the one that the pipeline file requests, if it requests one, else one of all tables.
+    A new snapshot is the one that the pipeline file requests, if it requests one, else one of all
+    tables.
 
-    The pipeline's run (`deltaforge dev`, `deltaforge run`) puts the rows into the journal and delivers them. It
-    may be live at the same time.
+    The pipeline's run (`deltaforge dev`, `deltaforge run`) puts the rows into the journal and
+    delivers them. It may be live at the same time.
     """
     from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun  # noqa: PLC0415 - seconds
     from deltaforge_dagster.resources.run_context import build_run_context  # noqa: PLC0415

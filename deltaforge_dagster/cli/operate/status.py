@@ -38,11 +38,12 @@ def status(
 ) -> None:
     """Show pipelines: how far capture and delivery are, which run works on them, and what fails.
 
-    The command reads only the pipeline files and the state store. With --watch and --json it prints one object
-    per line, until Ctrl-C.
+    The command reads only the pipeline files and the state store. With --watch and --json it prints
+    one object per line, until Ctrl-C.
 
-    The exit code is 1 if a pipeline has an error: its file is invalid, its changes are not captured, or a sink that
-    the commit policy waits for fails. It is 0 for warnings, and for pipelines that were paused or stopped.
+    The exit code is 1 if a pipeline has an error: its file is invalid, its changes are not
+    captured, or a sink that the commit policy waits for fails. It is 0 for warnings, and for
+    pipelines that were paused or stopped.
     """
     with opened_store() as store, contextlib.suppress(KeyboardInterrupt):
         if not watch:

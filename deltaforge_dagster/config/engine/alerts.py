@@ -16,8 +16,9 @@ class AlertHook(Block):
     type: Literal["webhook", "slack"]
     """`webhook`: POST a JSON object; `slack`: post a message through a Slack incoming webhook."""
     url: SecretStr
-    """The URL to post to. Usually given through an environment variable, because anyone who knows it
-    can post there.
+    """The URL to post to.
+
+    Usually given through an environment variable, because anyone who knows it can post there.
     """
 
     @field_validator("url")

@@ -1,8 +1,8 @@
 """`spec.engine.checkpoint`: how often checkpoints are written, and where a new pipeline starts.
 
-Event store replicators have similar options: a store for checkpoints, a number of events after which
-they are written, and seeds for the first one. Here checkpoints are always kept in the state store,
-because they are written in the transaction that compares the run's lease.
+Event store replicators have similar options: a store for checkpoints, a number of events after
+which they are written, and seeds for the first one. Here checkpoints are always kept in the state
+store, because they are written in the transaction that compares the run's lease.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Seed(Block):
     type: Literal["none", "chaser", "position"] = "none"
     """The form in which the position is given; `none`: no seed."""
     path: Text | None = None
-    """`chaser`: a copy of the chaser file, exactly 8 bytes. `position`: a file that holds a position as
-    JSON text.
+    """`chaser`: a copy of the chaser file, exactly 8 bytes.
+
+    `position`: a file that holds a position as JSON text.
     """
     position: Mapping[str, str | int | None] | None = None
     """`position`: `{lsn: "0/16B6C50"}`, or `{file: mysql-bin.000003, pos: 4, gtid_set: ...}`."""
@@ -63,15 +64,15 @@ class CheckpointOptions(Block):
     """
     after: Count | None = None
     """The maximum number of messages that are acknowledged before a checkpoint is written, and
-    therefore the maximum that is delivered again when a run is killed inside a segment (at-least-once
-    delivery). Delivery batches are no larger than this, so small numbers are slow; 1 sends one message
-    at a time. By default the checkpoint is written at the end of each segment, and every second
-    within a larger one. It is always written when a run ends normally.
+    therefore the maximum that is delivered again when a run is killed inside a segment
+    (at-least-once delivery). Delivery batches are no larger than this, so small numbers are slow; 1
+    sends one message at a time. By default the checkpoint is written at the end of each segment,
+    and every second within a larger one. It is always written when a run ends normally.
     """
     instance_id: Name = DEFAULT_INSTANCE
     """Lets several installations run the same file with the same state store and servers: instance
-    `b` of `orders` is the pipeline `orders.b`, with its own checkpoints, assets, journal and
-    names on servers. Each instance needs its own `slot`, or with MySQL its own source `id`, from which
+    `b` of `orders` is the pipeline `orders.b`, with its own checkpoints, assets, journal and names
+    on servers. Each instance needs its own `slot`, or with MySQL its own source `id`, from which
     the replica's server id is derived.
     """
     seed: Annotated[Seed, BeforeValidator(bare_type), AlsoAccepts({"const": "none"})] = Seed()

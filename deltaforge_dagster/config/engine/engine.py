@@ -58,8 +58,8 @@ class SegmentLimits(Block):
     """When a segment ends: as soon as a sink waits for it or sends the segment before it, after `max_ms` at the latest, or when it is large."""
 
     min_ms: Annotated[int, Field(ge=0)] = 40
-    """The minimum time between the ends of two segments, unless a size limit is reached; before `max_ms`, a
-    segment ends only if a sink waits for it or sends the segment before it.
+    """The minimum time between the ends of two segments, unless a size limit is reached; before
+    `max_ms`, a segment ends only if a sink waits for it or sends the segment before it.
     """
     max_events: Count = 200_000
     """It ends at this many changes."""
@@ -96,24 +96,28 @@ class JournalLimits(Block):
     """How large the journal may become, how long it is kept, and when the source may discard its log."""
 
     max_bytes: Count = 10 * GIB
-    """The maximum size of all segments together. At the limit, delivered segments are deleted early,
-    then optional sinks that hold the journal back are detached, and otherwise capture pauses until the
-    journal has drained to 80 % ([guarantees](guarantees.md#when-the-journal-is-full)).
+    """The maximum size of all segments together.
+
+    At the limit, delivered segments are deleted early, then optional sinks that hold the journal
+    back are detached, and otherwise capture pauses until the journal has drained to 80 %
+    ([guarantees](guarantees.md#when-the-journal-is-full)).
     """
     confirm: Literal["auto", "delivered", "captured"] = "auto"
-    """What the source may discard from its log: changes that the commit policy counts as delivered; changes
-    as soon as the journal holds them (`captured`); or `auto`: what was delivered, until the log that the
-    server retains passes `confirm_above` or sinks are behind for an hour, and from then on what the journal
-    holds, until they have caught up. `auto` needs a journal and a state store that are durable, and is
-    `delivered` otherwise ([guarantees](guarantees.md#what-the-source-may-forget)).
+    """What the source may discard from its log: changes that the commit policy counts as delivered;
+    changes as soon as the journal holds them (`captured`); or `auto`: what was delivered, until the
+    log that the server retains passes `confirm_above` or sinks are behind for an hour, and from
+    then on what the journal holds, until they have caught up. `auto` needs a journal and a state
+    store that are durable, and is `delivered` otherwise
+    ([guarantees](guarantees.md#what-the-source-may-forget)).
     """
     confirm_above: Count | None = None
-    """With `confirm: auto`: how much log the server may retain before it is confirmed up to what the journal
-    holds. By default 25 % of the server's limit (`max_slot_wal_keep_size`), or 10 GiB if it has none.
+    """With `confirm: auto`: how much log the server may retain before it is confirmed up to what
+    the journal holds. By default 25 % of the server's limit (`max_slot_wal_keep_size`), or 10 GiB
+    if it has none.
     """
     durable_disk: bool = False
-    """Whether the disk that has the journal, and the state store if that is SQLite, survives the loss of this
-    machine, such as a replicated network volume. `confirm: auto` relies on it.
+    """Whether the disk that has the journal, and the state store if that is SQLite, survives the
+    loss of this machine, such as a replicated network volume. `confirm: auto` relies on it.
     """
     retention_hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 24.0
     """How long a segment is kept for replays, unless the journal is full earlier. A segment that an
@@ -187,14 +191,14 @@ class ValueOptions(Block):
     """How events represent values that have several possible forms (docs/types.md)."""
 
     toast: Literal["unchanged", "omit", "reselect"] = "unchanged"
-    """PostgreSQL: how an unchanged TOAST value appears, that is a large value that an update did not
-    change and that the log therefore lacks: as `{"_unchanged":true}`, not at all (the column is left
-    out), or with the row's current value, selected again
+    """PostgreSQL: how an unchanged TOAST value appears, that is a large value that an update did
+    not change and that the log therefore lacks: as `{"_unchanged":true}`, not at all (the column is
+    left out), or with the row's current value, selected again
     ([types](types.md#unchanged-large-values)).
     """
     postgres_timestamp: Literal["text", "iso"] = "text"
-    """PostgreSQL: a `timestamp` as the server prints it (`"2026-03-01 12:34:56"`), or in ISO 8601 format
-    (`"2026-03-01T12:34:56"`; a `timestamptz` has its offset, `"2026-03-01T12:34:56+00:00"`).
+    """PostgreSQL: a `timestamp` as the server prints it (`"2026-03-01 12:34:56"`), or in ISO 8601
+    format (`"2026-03-01T12:34:56"`; a `timestamptz` has its offset, `"2026-03-01T12:34:56+00:00"`).
     """
     mysql_enum: Literal["label", "index"] = "label"
     """MySQL: an ENUM as its label, or as the label's index, counted from 1."""
@@ -225,12 +229,12 @@ class PostgresOptions(Block):
     """Options for PostgreSQL servers."""
 
     failover_slot: bool = False
-    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17); one that exists
-    already becomes a failover slot when the next run begins.
+    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17); one that
+    exists already becomes a failover slot when the next run begins.
     """
     heartbeat_seconds: Seconds | None = None
-    """How often a run writes a small logical message into the log, so that the slot advances even while
-    only other databases of the server are written to.
+    """How often a run writes a small logical message into the log, so that the slot advances even
+    while only other databases of the server are written to.
     """
 
 

@@ -1,10 +1,10 @@
 """Parse YAML into plain values, and keep the line of each value.
 
-Scalars follow the YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema), as DeltaForge
-reads them: `yes`, `on` and `12:30` are text, only `true` and `false` are booleans. Sequences become
-tuples, so that everything built from a document can be frozen. A key without a value counts as
-absent. Duplicate keys, tags and merge keys, which PyYAML would accept silently, are most likely mistakes
-and are reported as problems.
+Scalars follow the YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema), as
+DeltaForge reads them: `yes`, `on` and `12:30` are text, only `true` and `false` are booleans.
+Sequences become tuples, so that everything built from a document can be frozen. A key without a
+value counts as absent. Duplicate keys, tags and merge keys, which PyYAML would accept silently, are
+most likely mistakes and are reported as problems.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Derive the ids that a pipeline file may omit: those of its source, sinks and processors.
 
-Ids in the file are never changed. A derived id is the same each time the file is read, and differs from
-all other ids of its list. A warning names it, except where it is the default of the model.
+Ids in the file are never changed. A derived id is the same each time the file is read, and differs
+from all other ids of its list. A warning names it, except where it is the default of the model.
 
 ===========  ================================================================
 block        derived id
@@ -12,8 +12,8 @@ javascript   type and index: `javascript-0`
 processor    the type: `outbox`; this is the model's default, no warning
 ===========  ================================================================
 
-If another block of the list has that id, `-2`, `-3` ... is appended: two outbox processors without ids are
-`outbox` and `outbox-2`.
+If another block of the list has that id, `-2`, `-3` ... is appended: two outbox processors without
+ids are `outbox` and `outbox-2`.
 """
 
 from __future__ import annotations

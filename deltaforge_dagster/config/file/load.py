@@ -1,13 +1,13 @@
 """Load pipeline files, and report all problems of a file at once, with line and path.
 
-A file goes through five steps: expanding environment variables, parsing YAML, finding features that this
-version lacks, validating against the models, and checking rules between blocks. Each step adds its
-problems, and the file is loaded only if there are none. A problem reads
-`file:line: path.in.document: what is wrong (what to do)`. Lines are those of the text after
-expansion: they differ from the file's only if a variable's value has several lines.
+A file goes through five steps: expanding environment variables, parsing YAML, finding features that
+this version lacks, validating against the models, and checking rules between blocks. Each step adds
+its problems, and the file is loaded only if there are none. A problem reads `file:line:
+path.in.document: what is wrong (what to do)`. Lines are those of the text after expansion: they
+differ from the file's only if a variable's value has several lines.
 
-A document without a file, such as one kept in the state store, goes through the same steps from the third
-one on (`load_document`); its problems have a path and no line.
+A document without a file, such as one kept in the state store, goes through the same steps from the
+third one on (`load_document`); its problems have a path and no line.
 
 One invalid file never stops the others: `load_pipelines` returns it as a `BrokenPipeline`.
 """
@@ -52,7 +52,8 @@ class LoadedPipeline:
         path: The file; None for a pipeline that is kept in the state store.
         spec: Its effective content, defaults included.
         warnings: One line each, with file and line.
-        hash: SHA-256 of the effective spec, with passwords masked: equal for files that do the same.
+        hash: SHA-256 of the effective spec, with passwords masked: equal for files that do the
+            same.
     """
 
     path: Path | None
@@ -71,14 +72,15 @@ class BrokenPipeline:
     """A pipeline file with problems.
 
     Attributes:
-        path: The file, or the first one if several files have the same name. None for a pipeline that is
-            kept in the state store.
-        name: `metadata.name` if it can be read, otherwise derived from the file's name. Unique among the
-            pipelines that are loaded together.
+        path: The file, or the first one if several files have the same name. None for a pipeline
+            that is kept in the state store.
+        name: `metadata.name` if it can be read, otherwise derived from the file's name. Unique
+            among the pipelines that are loaded together.
         error: All problems.
         warnings: As in `LoadedPipeline`.
         gone: Whether the file does not exist any more.
-        unset: Environment variables that it needs and this process does not have; another process may have them.
+        unset: Environment variables that it needs and this process does not have; another process
+            may have them.
     """
 
     path: Path | None
@@ -134,9 +136,9 @@ def load_document(
 ) -> LoadedPipeline | BrokenPipeline:
     """Return the pipeline of a document without a file, given as plain JSON values.
 
-    Environment variables are not expanded, because the author of such a document need not know those of
-    this machine. A reference to a variable is a problem in a field that needs a value, and a warning
-    elsewhere.
+    Environment variables are not expanded, because the author of such a document need not know
+    those of this machine. A reference to a variable is a problem in a field that needs a value, and
+    a warning elsewhere.
 
     Args:
         name: The name of a broken pipeline whose document has none.
@@ -163,7 +165,8 @@ def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline |
 def pipeline_files(path: Path) -> list[Path]:
     """Return `path` itself, or every `*.yaml` and `*.yml` below it, sorted.
 
-    Names that start with a dot are skipped: editors and mounted volumes keep copies under such names.
+    Names that start with a dot are skipped: editors and mounted volumes keep copies under such
+    names.
 
     Raises:
         SpecError: There is nothing at `path`.
@@ -188,8 +191,8 @@ def load_files(
 ) -> list[LoadedPipeline | BrokenPipeline]:
     """Return the pipelines of these files, in the same order, with unique names.
 
-    Files with the same name become one broken pipeline. With `strict` unknown fields are problems, not
-    warnings.
+    Files with the same name become one broken pipeline. With `strict` unknown fields are problems,
+    not warnings.
     """
     files = {path: _read(path, strict=strict) for path in paths}
     claims: dict[str, list[_PipelineFile]] = {}
@@ -238,7 +241,8 @@ def _outcome(file: _PipelineFile, name: str) -> LoadedPipeline | BrokenPipeline:
 def spec_hash(spec: PipelineSpec) -> str:
     """Return the SHA-256 (hex) of the spec as canonical JSON: sorted keys, passwords masked.
 
-    A digest of the salt of hashed columns is included, because a different salt produces different values.
+    A digest of the salt of hashed columns is included, because a different salt produces different
+    values.
     """
     text = json.dumps(spec.masked(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256((text + spec.spec.engine.columns.salt_digest()).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """The reference of the pipeline file: every field with type, default and meaning, as Markdown.
 
-It is generated from the JSON Schema, which is generated from the models, so it cannot differ from them.
+It is generated from the JSON Schema, which is generated from the models, so it cannot differ from
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check rules between the blocks of a pipeline file, and warn about probable mistakes.
 
-The models check what concerns a single block. Rules between blocks are checked as far as the blocks can be read. A file
-with a probable mistake loads and does what it says, with a warning.
+The models check what concerns a single block. Rules between blocks are checked as far as the blocks
+can be read. A file with a probable mistake loads and does what it says, with a warning.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def take_unsupported(document: Any) -> list[DocumentProblem]:
     """Remove from `document` what only later versions support.
 
     Returns:
-        A problem for each feature that the file asks for and this version lacks. The `type` of a sink that cannot be
+        A problem for each feature that the file asks for and this version lacks. The `type` of a
+        sink that cannot be
         loaded stays in the document.
     """
     if not isinstance(document, dict):

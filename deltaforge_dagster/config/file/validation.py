@@ -111,8 +111,8 @@ def block_fields(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
 
     Args:
         model: The model of the whole file.
-        loc: The location of a field of the block, as pydantic's errors give it: it names the form of each block
-            that has several.
+        loc: The location of a field of the block, as pydantic's errors give it: it names the form
+            of each block that has several.
     """
     blocks: list[type[BaseModel]] = [model]
     for part in loc[:-1]:

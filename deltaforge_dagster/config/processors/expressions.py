@@ -1,9 +1,9 @@
 """Checks of the SQL expressions in a pipeline file that are possible without Spark.
 
 Spark's analyzer decides whether an expression is valid when a run starts. This module only splits
-it into tokens. That is enough to find quotes and brackets that are not closed, several statements, and
-whatever reads more than the current row, which Spark would accept (subqueries, window functions). It
-also finds the columns that an expression may read.
+it into tokens. That is enough to find quotes and brackets that are not closed, several statements,
+and whatever reads more than the current row, which Spark would accept (subqueries, window
+functions). It also finds the columns that an expression may read.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ Glob = Annotated[str, Field(min_length=1)]
 
 
 def _template(text: str) -> str:
-    """Check a template's syntax. Any path is valid: it refers to the user's columns of the outbox row."""
+    """Check a template's syntax.
+
+    Any path is valid: it refers to the user's columns of the outbox row.
+    """
     try:
         compile_template(text)
     except SpecError as error:
@@ -56,8 +59,10 @@ class JavascriptProcessor(Block):
     id: Name
     """Unique in the list. If absent, it is derived from type and index, with a warning."""
     inline: Annotated[str, AfterValidator(_script)]
-    """The script. Environment variables in it are expanded when the file is loaded: an unknown `${name}`
-    stays, `$$` is a dollar sign.
+    """The script.
+
+    Environment variables in it are expanded when the file is loaded: an unknown `${name}` stays,
+    `$$` is a dollar sign.
     """
     limits: ScriptLimits = ScriptLimits()
     """Limits of one call."""
@@ -113,7 +118,10 @@ class OutboxProcessor(Block):
     default_topic: Text | None = None
     """The topic if neither the template nor the row gives one."""
     key: RowTemplate | None = None
-    """Template of the message key; variables are columns of the row. By default the aggregate's id."""
+    """Template of the message key; variables are columns of the row.
+
+    By default the aggregate's id.
+    """
     raw_payload: bool = False
     """Sinks write the payload without an envelope."""
     strict: bool = False
@@ -205,8 +213,9 @@ class SqlProcessor(Block):
     where: Expression | None = None
     """Events for which this is true pass; others, including null, are dropped."""
     set: Mapping[str, Expression] = {}
-    """Fields, as `after.<name>` or `before.<name>`, with the expressions of their values. A missing field
-    is added; an image that is null stays null.
+    """Fields, as `after.<name>` or `before.<name>`, with the expressions of their values.
+
+    A missing field is added; an image that is null stays null.
     """
     drop: tuple[Text, ...] = ()
     """Names of fields that are removed from both images."""
@@ -250,9 +259,10 @@ class FunctionLimits(Block):
     """Limits of one call of a Python function."""
 
     timeout_ms: Count | None = None
-    """Milliseconds of elapsed time; no limit by default. With a limit the function runs in a separate
-    process, which is killed at the limit, even inside C code
-    ([what that costs](processors.md#a-time-limit)).
+    """Milliseconds of elapsed time; no limit by default.
+
+    With a limit the function runs in a separate process, which is killed at the limit, even inside
+    C code ([what that costs](processors.md#a-time-limit)).
     """
 
 
@@ -267,8 +277,9 @@ class PythonProcessor(Block):
     format: Literal["arrow", "pandas"] = "arrow"
     """The type of the tables that the function takes and returns."""
     path: Text | None = None
-    """Directory that is searched first for the module, relative to the pipeline file. By default only the
-    module search path of the Spark workers is used.
+    """Directory that is searched first for the module, relative to the pipeline file.
+
+    By default only the module search path of the Spark workers is used.
     """
     limits: FunctionLimits = FunctionLimits()
     """Limits of one call."""

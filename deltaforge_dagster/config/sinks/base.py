@@ -1,7 +1,7 @@
 """The options of every sink of a pipeline file: id, where it starts, which events it gets, form of the messages.
 
-A kind of sink adds its own options in a subclass of `MessageSinkConfig`, or of `SinkConfig` if it sends no messages
-(`sinks.registry`).
+A kind of sink adds its own options in a subclass of `MessageSinkConfig`, or of `SinkConfig` if it
+sends no messages (`sinks.registry`).
 """
 
 from __future__ import annotations
@@ -92,28 +92,33 @@ class SinkConfig(Block):
     """Name of the field, of the subclass, that holds the template of where changes go."""
 
     id: Name
-    """Same characters as in the pipeline's name; unique in the pipeline. A renamed sink is a new sink.
-    If absent, it is derived from type and index (`redis-0`), with a warning.
+    """Same characters as in the pipeline's name; unique in the pipeline.
+
+    A renamed sink is a new sink. If absent, it is derived from type and index (`redis-0`), with a
+    warning.
     """
     required: bool = True
     """Whether the commit policy `required` waits for this sink."""
     start: Literal["tail", "journal", "snapshot"] | None = None
-    """Where the sink starts when it is added to a pipeline that has already run. `tail`: with what is
-    captured from then on. `journal`: with the oldest segment that the journal still has. `snapshot`: like
-    `tail`, and a [snapshot](snapshots.md#for-one-sink) delivers the existing rows. By default it starts
-    where the sink that is furthest behind stands. The log and `deltaforge status` show where it
-    started. Ignored afterwards: use `deltaforge checkpoint reset` to move a sink.
+    """Where the sink starts when it is added to a pipeline that has already run.
+
+    `tail`: with what is captured from then on. `journal`: with the oldest segment that the journal
+    still has. `snapshot`: like `tail`, and a [snapshot](snapshots.md#for-one-sink) delivers the
+    existing rows. By default it starts where the sink that is furthest behind stands. The log and
+    `deltaforge status` show where it started. Ignored afterwards: use `deltaforge checkpoint reset`
+    to move a sink.
     """
     filter: SinkFilter | None = None
-    """Which events the sink gets, by their origin; every condition must hold. Its checkpoint moves past
-    the others.
+    """Which events the sink gets, by their origin; every condition must hold.
+
+    Its checkpoint moves past the others.
     """
     skipped_operations: Annotated[
         tuple[str, ...], BeforeValidator(_operations), AlsoAccepts({"type": "string"})
     ] = ()
-    """Operations that the sink does not get: `c` inserts, `u` updates, `d` deletes, `r` snapshot rows,
-    `t` truncates. Words (`create`, `update`, `delete`, `read`, `truncate`) and a single text (`u,d`,
-    `none`) are accepted, too. Other DDL is never skipped.
+    """Operations that the sink does not get: `c` inserts, `u` updates, `d` deletes, `r` snapshot
+    rows, `t` truncates. Words (`create`, `update`, `delete`, `read`, `truncate`) and a single text
+    (`u,d`, `none`) are accepted, too. Other DDL is never skipped.
     """
 
     @property
@@ -135,8 +140,10 @@ class MessageSinkConfig(SinkConfig):
     """Whether a message of this kind of sink may be bytes that are no text."""
 
     key: TemplateText | None = None
-    """Template of the message key. By default the event id; in Kafka the row's primary key, in NATS none.
-    An unresolved variable becomes empty text. `${key.id}` is the same for every change of a row.
+    """Template of the message key.
+
+    By default the event id; in Kafka the row's primary key, in NATS none. An unresolved variable
+    becomes empty text. `${key.id}` is the same for every change of a row.
     """
     envelope: Envelope = NativeEnvelope()
     """Form of a message ([events.md](events.md)): the event itself (`native`),
@@ -144,11 +151,14 @@ class MessageSinkConfig(SinkConfig):
     `envelope: debezium` is accepted in place of the block.
     """
     encoding: Encoding = JsonEncoding()
-    """How a message is encoded: as JSON, or as [Avro](avro.md). `encoding: json` is accepted in place of the block."""
+    """How a message is encoded: as JSON, or as [Avro](avro.md).
+
+    `encoding: json` is accepted in place of the block.
+    """
     key_updates: Literal["update", "delete_insert"] = "update"
-    """How an update that changes the row's primary key is delivered: as one message with the new key,
-    or as a delete of the old key and an insert of the new one, which count as such in `skipped_operations`
-    ([events](events.md#several-messages-for-one-change)).
+    """How an update that changes the row's primary key is delivered: as one message with the new
+    key, or as a delete of the old key and an insert of the new one, which count as such in
+    `skipped_operations` ([events](events.md#several-messages-for-one-change)).
     """
 
     @property
@@ -171,7 +181,10 @@ class MessageSinkConfig(SinkConfig):
 
 
 class SinkBlock(Block):
-    """A sink of a pipeline file. A file's sinks are instances of one subclass per kind (`config.model`)."""
+    """A sink of a pipeline file.
+
+    A file's sinks are instances of one subclass per kind (`config.model`).
+    """
 
     type: str
     config: SinkConfig

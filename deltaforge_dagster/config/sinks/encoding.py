@@ -28,12 +28,13 @@ class AvroEncoding(Block):
 
     type: Literal["avro"]
     schema_registry_url: Text
-    """`http://host:port` or `https://host:port`: a registry with the API of Confluent's. User and password go into
-    their own fields.
+    """`http://host:port` or `https://host:port`: a registry with the API of Confluent's.
+
+    User and password go into their own fields.
     """
     subject_strategy: Literal["topic_name", "record_name", "topic_record_name"] = "topic_name"
-    """The subject under which a schema is registered: `<topic>-value`, the full name of the record, or
-    `<topic>-<record>`. A topic with the changes of several tables needs one of the last two.
+    """The subject under which a schema is registered: `<topic>-value`, the full name of the record,
+    or `<topic>-<record>`. A topic with the changes of several tables needs one of the last two.
     """
     username: Text | None = None
     """The user's name; needs `password`."""
@@ -46,8 +47,8 @@ class AvroEncoding(Block):
     enum_mode: Literal["string", "enum"] = "string"
     """MySQL: an ENUM as text, or as an `enum`, if all of its labels can be symbols in Avro."""
     naive_timestamp_mode: Literal["string", "timestamp"] = "string"
-    """MySQL's DATETIME and PostgreSQL's `timestamp without time zone` as text, or as `timestamp-micros`, as if the
-    time were in UTC.
+    """MySQL's DATETIME and PostgreSQL's `timestamp without time zone` as text, or as
+    `timestamp-micros`, as if the time were in UTC.
     """
 
     @property

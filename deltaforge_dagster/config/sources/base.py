@@ -37,8 +37,9 @@ OnSchemaDrift = Literal["adapt", "halt"]
 class SourceConfig(Block):
     """The options of every source.
 
-    Each kind declares `tables`, `on_schema_drift` and `snapshot` itself, because what they mean differs and
-    the reference lists fields in the order of the class. A kind without snapshots declares `snapshot: None`.
+    Each kind declares `tables`, `on_schema_drift` and `snapshot` itself, because what they mean
+    differs and the reference lists fields in the order of the class. A kind without snapshots
+    declares `snapshot: None`.
     """
 
     id: Text
@@ -57,7 +58,10 @@ DECLARED = ("tables", "on_schema_drift", "snapshot")
 
 
 class SourceBlock(Block):
-    """The source of a pipeline file. It is an instance of one subclass per kind (`config.model`)."""
+    """The source of a pipeline file.
+
+    It is an instance of one subclass per kind (`config.model`).
+    """
 
     type: str
     config: SourceConfig

@@ -1,16 +1,18 @@
 """Read a backlog in parallel: several Spark tasks each decode a section of the log.
 
-One thread decodes a log as fast as one core can. While sinks wait for it and much of the log lies ahead, the run plans
-log sections, each as large as a segment (`sources.base.SectionedSource`), gives each one its segment number, and has
-Spark's tasks read, decode and journal them, as many at a time as Spark has cores. The segments are added in the log's
-order, each as soon as those before it are.
+One thread decodes a log as fast as one core can. While sinks wait for it and much of the log lies
+ahead, the run plans log sections, each as large as a segment (`sources.base.SectionedSource`),
+gives each one its segment number, and has Spark's tasks read, decode and journal them, as many at a
+time as Spark has cores. The segments are added in the log's order, each as soon as those before it
+are.
 
-If a task cannot read its section (a table that changes, a server that is gone, a lost Spark session), that is no error
-here: neither its section nor any later one is added, their files are removed, and the run's own reader continues from
-there and reports what is wrong, if anything is. So whether Spark can reach the source affects only speed.
+If a task cannot read its section (a table that changes, a server that is gone, a lost Spark
+session), that is no error here: neither its section nor any later one is added, their files are
+removed, and the run's own reader continues from there and reports what is wrong, if anything is. So
+whether Spark can reach the source affects only speed.
 
-`Backlog.due` decides when: tasks take cores that encoding needs, so none are started while the pipeline waits for sinks
-or for encoding.
+`Backlog.due` decides when: tasks take cores that encoding needs, so none are started while the
+pipeline waits for sinks or for encoding.
 """
 
 from __future__ import annotations
@@ -118,8 +120,8 @@ class Backlog:
         """Return whether the log after `position` should be read in parallel; most calls are cheap.
 
         It should if capture is the bottleneck (most of the last segments found a sink idle at the
-        journal's end) and at least `WORTH_BYTES` of log are unread. Before the first time, Spark's workers
-        load code and kernels, while the run's own reader continues.
+        journal's end) and at least `WORTH_BYTES` of log are unread. Before the first time, Spark's
+        workers load code and kernels, while the run's own reader continues.
         """
         if self._failures >= _FAILURES or self._journal.url.startswith("memory:"):
             return False
@@ -157,12 +159,13 @@ class Backlog:
         Args:
             source: The source whose log is read.
             registry: Where table versions are registered.
-            start: The end of the journal, or a later position before which the log has no captured change.
+            start: The end of the journal, or a later position before which the log has no captured
+                change.
             number: Number of the next segment.
-            add: Adds a segment that ends at the given position, and returns whether a sink waited for it;
-                called in the log's order.
-            going_on: Checked regularly; once it returns False, no section is started any more, and those
-                that tasks are reading are added if they finish within seconds.
+            add: Adds a segment that ends at the given position, and returns whether a sink waited
+                for it; called in the log's order.
+            going_on: Checked regularly; once it returns False, no section is started any more, and
+                those that tasks are reading are added if they finish within seconds.
 
         Returns:
             The end of the last section that was added; `start` if there was none.

@@ -1,8 +1,8 @@
 """The Spark task that reads a log section, decodes it and writes it as a segment file of the journal.
 
-The file is the same as one that the run writes itself, under the segment number that the run assigned. It does not
-count until the run has added the segment's row to the state store, in the log's order. A task that outlives its run
-leaves an orphaned file.
+The file is the same as one that the run writes itself, under the segment number that the run
+assigned. It does not count until the run has added the segment's row to the state store, in the
+log's order. A task that outlives its run leaves an orphaned file.
 
 Workers import this module: it needs no Spark.
 """
@@ -36,12 +36,14 @@ class WrittenSection:
 class SectionJob:
     """A Spark job with one task: a log section, and where to write its rows.
 
-    It is pickled for Spark together with the source's credentials, which therefore never appear in a query plan.
+    It is pickled for Spark together with the source's credentials, which therefore never appear in
+    a query plan.
 
     Attributes:
         source: Reads the log.
         section: The log section.
-        reader: Number of the task's reader, different for all that read the source at the same time.
+        reader: Number of the task's reader, different for all that read the source at the same
+            time.
         max_events: Rows of one batch, at most.
         journal_url: Where the file goes.
         pipeline: Name of the pipeline.

@@ -1,7 +1,7 @@
 """Capture: one thread reads the source's log and cuts it into the journal's segments.
 
-`cutter.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and the
-order in which a segment becomes durable: file, then row.
+`cutter.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and
+the order in which a segment becomes durable: file, then row.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class CaptureOptions:
     """What a run captures, from where, and in segments of which size.
 
     Attributes:
-        row: The pipeline when the run begins: its uid, where the journal ends, and the number of the next segment.
+        row: The pipeline when the run begins: its uid, where the journal ends, and the number of
+            the next segment.
         limits: When a segment ends.
         source_id: Id of the source.
         tenant: The tenant under which versions of tables are registered.
-        pauses_tables: Whether the rows of a new version of a table are held until somebody approves it.
+        pauses_tables: Whether the rows of a new version of a table are held until somebody approves
+            it.
         paused: Whether nothing may be read at first, because the journal is full.
     """
 
@@ -86,17 +88,19 @@ class Capture:
         build_source: Makes a reader of the log, one for each attempt.
         ranges: Records the segments.
         someone_waits: Whether a sink at the journal's end waits for work.
-        segment_wanted: Whether the next segment would be delivered or encoded as soon as it is captured.
+        segment_wanted: Whether the next segment would be delivered or encoded as soon as it is
+            captured.
         captured: Called with the number of each segment once it is in the journal.
-        find_start: Called before each stream with the end of the journal; returns the position to read
-            from, which is another one only after a failover to another server (`failover`).
+        find_start: Called before each stream with the end of the journal; returns the position to
+            read from, which is another one only after a failover to another server (`failover`).
         backlog: Reads with several readers while much log lies ahead; None for a single reader.
 
     Attributes:
         error: Why capture stopped for good, or why it is trying again; None while it works.
         failed: Whether capture ended with an error that a retry cannot fix.
         next_attempt_at: Monotonic time of the next attempt after `error`.
-        failing_since: Monotonic time since which nothing could be captured; None while capture works.
+        failing_since: Monotonic time since which nothing could be captured; None while capture
+            works.
         passed: A position that the log has passed without a change for this pipeline, newer than
             everything captured, or None.
         received: What was read of the log, and is not captured yet.
@@ -270,8 +274,8 @@ class Capture:
         source = self._build_source()
         with self._source_lock:
             self._source = source
-            # While nothing is captured, positions beyond the journal's end are confirmed: the source may
-            # have discarded its log up to there.
+            # While nothing is captured, positions beyond the journal's end are confirmed: the
+            # source may have discarded its log up to there.
             start = max(self._position, self._confirmed)
         try:
             self._release_holds(source, start)
@@ -347,9 +351,9 @@ class Capture:
     def _still_fails(self) -> bool:
         """Return whether the last error may persist.
 
-        A batch read proves that an error of the source is over. An error of the journal or the state
-        store is over only after a write. The source repeats changes that could not be written, but may send
-        empty batches first; these prove nothing.
+        A batch read proves that an error of the source is over. An error of the journal or the
+        state store is over only after a write. The source repeats changes that could not be
+        written, but may send empty batches first; these prove nothing.
         """
         if not isinstance(self.error, StoreUnavailable | JournalDamaged):
             return False
@@ -406,7 +410,8 @@ class Capture:
     def _moved_to(self, end: Position) -> None:
         """Note that everything before `end` is durable."""
         self._unwritten = False
-        # Set before the position: a thread that sees the new position must also see the new time (`run.end`).
+        # Set before the position: a thread that sees the new position must also see the new time
+        # (`run.end`).
         self.moved_at = time.monotonic()
         self._position = end
 

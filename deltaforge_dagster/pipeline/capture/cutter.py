@@ -5,8 +5,8 @@ transaction that is still open wait in memory until its commit arrives, so that 
 transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
 begin a segment of their own, written row group by row group, and memory stays bounded.
 
-Held events (`sources.base.HeldEvent`) are written to files of their own, which end together with the
-segment, at the same position. If only held events arrive, these files end without a segment.
+Held events (`sources.base.HeldEvent`) are written to files of their own, which end together with
+the segment, at the same position. If only held events arrive, these files end without a segment.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ class SegmentCutter:
         open_writer: Makes the writer of the next segment.
         seal: Makes a segment (None if there were only held events) and the files of held events
             durable; all of them end at the given position.
-        open_hold: Opens a file for held events of one table, all of which come after the given position.
+        open_hold: Opens a file for held events of one table, all of which come after the given
+            position.
         start: Where the stream begins.
-        segment_wanted: Whether the segment would be delivered or encoded as soon as it is captured, which lets it end
-            `min_ms` after the last one: a change that comes alone need not wait for others.
+        segment_wanted: Whether the segment would be delivered or encoded as soon as it is captured,
+            which lets it end `min_ms` after the last one: a change that comes alone need not wait
+            for others.
 
     Attributes:
         passed: A position that the log has passed without a change for this pipeline since the last

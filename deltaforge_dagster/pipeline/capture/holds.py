@@ -1,17 +1,17 @@
 """Holds of a run: keep events that cannot be captured yet, and capture them after their release.
 
-Holding: the cutter writes held events into one file per table (`open`). The file becomes part of its hold in
-the same fenced write that moves the captured position past the events (`parts`).
+Holding: the cutter writes held events into one file per table (`open`). The file becomes part of
+its hold in the same fenced write that moves the captured position past the events (`parts`).
 
-Releasing: before the log is read, the events of each released hold are decoded into one segment at the end of
-the journal. This segment starts and ends at the captured position, so that the positions of segments never
-go back and the positions that sinks keep stay in order. Nothing else of a held table is captured before, so its
-held events come first in every sink. Events that still cannot be decoded are held again, with the new reason,
-and the run continues.
+Releasing: before the log is read, the events of each released hold are decoded into one segment at
+the end of the journal. This segment starts and ends at the captured position, so that the positions
+of segments never go back and the positions that sinks keep stay in order. Nothing else of a held
+table is captured before, so its held events come first in every sink. Events that still cannot be
+decoded are held again, with the new reason, and the run continues.
 
-A table may have two holds: one of rows that wait for approval (`schemas.approval`), and one of later events that
-cannot be decoded. The approved rows are released first; the events, once they can be decoded, then pass schema
-approval like any others.
+A table may have two holds: one of rows that wait for approval (`schemas.approval`), and one of
+later events that cannot be decoded. The approved rows are released first; the events, once they can
+be decoded, then pass schema approval like any others.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Holds:
             approval: Holds rows that wait for approval.
             position: Where the journal ends.
             open_writer: Makes the writer of the next segment.
-            seal: Makes the segment durable and marks the hold as journaled, except for the given files
-                of events that are held again.
+            seal: Makes the segment durable and marks the hold as journaled, except for the given
+                files of events that are held again.
         """
         holds = self._store.holds.read(self._lease.pipeline)
         approval.begin({hold.subject: hold.reason for hold in holds if _waits(hold)})

@@ -1,7 +1,7 @@
 """Ranges: opened with their first segment and closed once, at their limits.
 
-The capture thread adds segments, and the main thread of the run closes a range that is due while nothing
-arrives. Both hold one lock, so that no segment is added to a range that is being closed.
+The capture thread adds segments, and the main thread of the run closes a range that is due while
+nothing arrives. Both hold one lock, so that no segment is added to a range that is being closed.
 """
 
 from __future__ import annotations

@@ -2,17 +2,19 @@
 
 Each step is taken only if the one before it was not enough:
 
-1. The open range is closed and published, and the oldest segments that every attached sink has are deleted
-   at once, whatever `retention_hours` says.
-2. If optional sinks retain the journal, they are *detached* at their checkpoints, the one that is furthest
-   behind first. What they lack may then be deleted, and they get nothing until they are attached again. This
-   includes paused sinks: an optional sink must not stop the others.
-3. Otherwise required sinks retain the journal, and capture pauses until the journal is below four fifths of
-   its limit. If one of these sinks is paused, capture stays paused until the sink is resumed.
+1. The open range is closed and published, and the oldest segments that every attached sink has are
+   deleted at once, whatever `retention_hours` says.
+2. If optional sinks retain the journal, they are *detached* at their checkpoints, the one that is
+   furthest behind first. What they lack may then be deleted, and they get nothing until they are
+   attached again. This includes paused sinks: an optional sink must not stop the others.
+3. Otherwise required sinks retain the journal, and capture pauses until the journal is below four
+   fifths of its limit. If one of these sinks is paused, capture stays paused until the sink is
+   resumed.
 
-The limit is checked whenever a segment was added, so the journal may exceed it by what is captured in the
-meantime; a single transaction larger than the limit is captured whole. While a sink waits for changes that it
-already has to be captured again, capture does not pause, because only capture lets this sink continue.
+The limit is checked whenever a segment was added, so the journal may exceed it by what is captured
+in the meantime; a single transaction larger than the limit is captured whole. While a sink waits
+for changes that it already has to be captured again, capture does not pause, because only capture
+lets this sink continue.
 """
 
 from __future__ import annotations

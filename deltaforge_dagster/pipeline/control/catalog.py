@@ -117,8 +117,8 @@ def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | 
 
     Args:
         row: The pipeline.
-        pipelines: The installed pipelines; a pipeline that is not among them was started with the path
-            of its file, which is read then.
+        pipelines: The installed pipelines; a pipeline that is not among them was started with the
+            path of its file, which is read then.
     """
     for pipeline in pipelines:
         if pipeline.name == row.name:

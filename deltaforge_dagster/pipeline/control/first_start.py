@@ -1,15 +1,17 @@
 """Where a new pipeline begins: decided once, by the first of these that is given.
 
-1. Imported checkpoints of DeltaForge (`state.legacy`). Reading begins at the minimum of the sinks' own
-   checkpoints, as in DeltaForge; a sink that is further ahead gets only segments that end after its own.
-   If no sink has a key of its own, the source's plain key counts for every sink.
-2. The file's seed (`engine.checkpoint.seed`): a position, or a chaser file: 8 bytes, a little-endian
-   signed integer, in which event stores keep their log position (`SourceType.position_at`).
+1. Imported checkpoints of DeltaForge (`state.legacy`). Reading begins at the minimum of the sinks'
+   own checkpoints, as in DeltaForge; a sink that is further ahead gets only segments that end after
+   its own. If no sink has a key of its own, the source's plain key counts for every sink.
+2. The file's seed (`engine.checkpoint.seed`): a position, or a chaser file: 8 bytes, a
+   little-endian signed integer, in which event stores keep their log position
+   (`SourceType.position_at`).
 3. The source's own rule: `start_position`, or now.
 
-A checkpoint of DeltaForge may be inside a transaction; the kind of source says where that transaction begins
-(`SourceType.imported`), and sinks get its first changes again. A checkpoint or position that is malformed, or
-belongs to another kind of source, stops the pipeline: beginning at the log's end instead would silently lose changes.
+A checkpoint of DeltaForge may be inside a transaction; the kind of source says where that
+transaction begins (`SourceType.imported`), and sinks get its first changes again. A checkpoint or
+position that is malformed, or belongs to another kind of source, stops the pipeline: beginning at
+the log's end instead would silently lose changes.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class FirstStart:
 
     Attributes:
         at: The position; None if the source's own rule decides.
-        has: By sink id, the position up to which a sink has everything, for sinks that are beyond `at`.
+        has: By sink id, the position up to which a sink has everything, for sinks that are beyond
+            `at`.
     """
 
     at: Position | None = None
@@ -66,8 +69,8 @@ def first_start(store: StateStore | None, loaded: LoadedPipeline) -> FirstStart:
 def sink_positions(loaded: LoadedPipeline, checkpoints: Mapping[str, bytes]) -> dict[str, Position]:
     """Return how far each sink of a pipeline is, according to checkpoints of DeltaForge.
 
-    If no sink has a key of its own, the source's plain key counts for all; otherwise a sink without a
-    key is left out.
+    If no sink has a key of its own, the source's plain key counts for all; otherwise a sink without
+    a key is left out.
 
     Raises:
         PositionLost: A checkpoint is no position of this kind of source.

@@ -1,9 +1,10 @@
 """Watch the head of an idle pipeline's source, so that a change need not wait for the next tick.
 
-A tick that finds nothing to do watches for the rest of its time: it asks five times a second where the log ends, which
-costs the server next to nothing, and looks for changes only when the log has grown. No slot is held and no log is read
-meanwhile. The log of a server whose other tables are busy grows all the time, so looks that find nothing are a second
-apart at least, and take at most a tenth of the time.
+A tick that finds nothing to do watches for the rest of its time: it asks five times a second where
+the log ends, which costs the server next to nothing, and looks for changes only when the log has
+grown. No slot is held and no log is read meanwhile. The log of a server whose other tables are busy
+grows all the time, so looks that find nothing are a second apart at least, and take at most a tenth
+of the time.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _PATIENCE = 2.0
 class HeadWatch:
     """Watches one source; a context manager, which connects on entry and disconnects on exit.
 
-    Enter it before the tick looks for changes: then nothing is missed between that look and the watch. An error of the
-    source only ends the watch: the next tick meets it, too, and reports it.
+    Enter it before the tick looks for changes: then nothing is missed between that look and the
+    watch. An error of the source only ends the watch: the next tick meets it, too, and reports it.
 
     Attributes:
         until: When to stop watching, by the monotonic clock.

@@ -63,8 +63,8 @@ def behind_since(looks: Sequence[LogLook], position: Position) -> float | None:
 def growth(looks: Sequence[LogLook]) -> float | None:
     """Return by how many bytes a second the log that the server retains grows; None if it does not.
 
-    A server frees log in steps, so the amount goes up and down also while all is well. What counts is the least
-    amount: that of the later half of the time compared with that of the earlier half.
+    A server frees log in steps, so the amount goes up and down also while all is well. What counts
+    is the least amount: that of the later half of the time compared with that of the earlier half.
     """
     recent = [
         (look.at, look.retained)

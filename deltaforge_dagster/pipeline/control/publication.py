@@ -1,10 +1,11 @@
 """Publication: which materializations of closed ranges Dagster should have, and does not have yet.
 
-Publishing is tracked separately from closing, because the run that closed a range may be killed before it publishes. The
-store says what is pending; a run, or the next sensor tick, publishes it and then marks it as published. `changes` of a
-range is due when the range is closed, a sink's asset when that sink's checkpoint has passed the range's end. The metadata
-includes the processors' counts for the range (in `changes` only if it is published after the chain has finished) and, in
-`changes`, the findings of sensing at that time.
+Publishing is tracked separately from closing, because the run that closed a range may be killed
+before it publishes. The store says what is pending; a run, or the next sensor tick, publishes it
+and then marks it as published. `changes` of a range is due when the range is closed, a sink's asset
+when that sink's checkpoint has passed the range's end. The metadata includes the processors' counts
+for the range (in `changes` only if it is published after the chain has finished) and, in `changes`,
+the findings of sensing at that time.
 """
 
 from __future__ import annotations
@@ -119,8 +120,9 @@ def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, 
 def facts(row: RangeRow) -> dict[str, Value]:
     """Return what never changes about a closed range; the same for each of its assets.
 
-    Only what is worth a plot is a number: Dagster plots every number, and sorts the plots by name. A range's changes are
-    `events`, not `dagster/row_count`: Dagster's headline says of the newest one that the asset had so many rows.
+    Only what is worth a plot is a number: Dagster plots every number, and sorts the plots by name.
+    A range's changes are `events`, not `dagster/row_count`: Dagster's headline says of the newest
+    one that the asset had so many rows.
     """
     metadata: dict[str, Value] = {
         "events": row.rows,
@@ -169,8 +171,9 @@ def _metadata(
 ) -> dict[str, Value]:
     """Return the metadata of a range: first how it went, which differs by asset, then its facts.
 
-    Dagster plots the first hundred numbers in the order of their names: size, rates and lag are named so that they come
-    before all others. The lag is the time from the range's last change until it was captured, or until the sink had it.
+    Dagster plots the first hundred numbers in the order of their names: size, rates and lag are
+    named so that they come before all others. The lag is the time from the range's last change
+    until it was captured, or until the sink had it.
     """
     ended_at = arrived_at = row.closed_at or row.opened_at
     if asset == CHANGES:

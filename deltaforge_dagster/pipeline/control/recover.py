@@ -43,8 +43,8 @@ class Recovery:
     Attributes:
         why: What is lost.
         dropped: What is dropped at the source, and created again.
-        tables: For each sink that keeps tables, the tables that are loaded again: full names of the source's tables by
-            destination.
+        tables: For each sink that keeps tables, the tables that are loaded again: full names of the
+            source's tables by destination.
         messages: The other sinks, which get a snapshot.
         captured_until: Time of the last captured change that no sink lacks permanently, in seconds
             since 1970; None if the journal does not have it.
@@ -63,7 +63,8 @@ def plan_recovery(
     """Return what a recovery of a pipeline would do; change nothing.
 
     Raises:
-        NotAllowed: The log still has the pipeline's position, or changes that were captured would be lost for a sink.
+        NotAllowed: The log still has the pipeline's position, or changes that were captured would
+            be lost for a sink.
         DeltaforgeError: The source cannot be asked.
     """
     row = register(store, loaded)

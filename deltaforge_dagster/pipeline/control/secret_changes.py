@@ -1,8 +1,9 @@
 """Detect that a secret of a pipeline file has changed; the file's hash does not cover secrets.
 
-The state store keeps a digest of each secret, keyed with a random key of the installation's home (mode 0600). The digests serve
-nothing but this comparison: a hash of the file that knew secrets would make Dagster show ranges as stale. Each home has
-digests of its own, so machines with different homes do not take each other's for changes.
+The state store keeps a digest of each secret, keyed with a random key of the installation's home
+(mode 0600). The digests serve nothing but this comparison: a hash of the file that knew secrets
+would make Dagster show ranges as stale. Each home has digests of its own, so machines with
+different homes do not take each other's for changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The differences between two versions of a pipeline file, and the consequence of each.
 
-Effective specs are compared as `specs` stores them, field by field; sinks and processors are matched by
-id. A consequence says what a difference means for data that is already captured or delivered, and for
-later data.
+Effective specs are compared as `specs` stores them, field by field; sinks and processors are
+matched by id. A consequence says what a difference means for data that is already captured or
+delivered, and for later data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _CONSEQUENCES = (
     ("metadata", f"is displayed only; in Dagster it {_RELOADED}"),
     ("", NEXT_RUN),
 )  # fmt: skip
-"""Path prefixes and consequences; the first match counts. A kind of source adds its own (`SourceType.consequences`)."""
+"""Path prefixes and consequences; the first match counts.
+
+A kind of source adds its own (`SourceType.consequences`).
+"""
 
 _ELSEWHERE = "messages after the checkpoint go there; delivered messages stay where they are"
 _NEW_FORM = "later messages have the new form; `deltaforge replay` sends delivered ranges again in the new form"

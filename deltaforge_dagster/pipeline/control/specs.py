@@ -126,8 +126,8 @@ class RangeVersions:
         Args:
             row: The range.
             sink: The sink to which it was delivered with the current spec; None for `changes`.
-            reprocessed: Whether the sink has the output of today's processors, not of those with which the
-                range's segments were processed.
+            reprocessed: Whether the sink has the output of today's processors, not of those with
+                which the range's segments were processed.
         """
         then, today = self._parts(row.spec_hash), self._today
         if then is None:

@@ -16,8 +16,8 @@ _NOTED_EVERY = 15.0
 """Seconds after which an unchanged measurement is recorded again."""
 
 _CALM = 0.1
-"""Below this part of its limit, a slot's log goes up and down by itself: while the captured tables are quiet, a run
-confirms what others write only every 64 MiB.
+"""Below this part of its limit, a slot's log goes up and down by itself: while the captured tables
+are quiet, a run confirms what others write only every 64 MiB.
 """
 
 

@@ -145,7 +145,8 @@ def ensure_start(
         loaded: The pipeline file.
         pipeline: The pipeline's row.
         source: Its source.
-        waits: If the caller has time to wait: what is called while the source waits (`AwaitableStart`).
+        waits: If the caller has time to wait: what is called while the source waits
+            (`AwaitableStart`).
 
     Raises:
         StartDelayed: The source has to wait, and the caller does not.
@@ -203,7 +204,8 @@ def find_work(
         changed: The source was just seen to have changes; it is not asked again.
 
     Raises:
-        DeltaforgeError: The source cannot be used and there is no other work, or the store is unavailable.
+        DeltaforgeError: The source cannot be used and there is no other work, or the store is
+            unavailable.
     """
     pipeline = register(store, loaded)
     now = store.now()

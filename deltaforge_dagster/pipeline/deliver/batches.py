@@ -1,8 +1,8 @@
 """Delivery batches: the messages of one segment that are sent to a sink and acknowledged together.
 
-Encoded messages arrive in batches of about 10,000, whose boundaries mean nothing. A delivery batch is what
-a sink handles in one step: a Kafka transaction, a series of Redis blocks, one acknowledgement and the
-checkpoint after it. Its size:
+Encoded messages arrive in batches of about 10,000, whose boundaries mean nothing. A delivery batch
+is what a sink handles in one step: a Kafka transaction, a series of Redis blocks, one
+acknowledgement and the checkpoint after it. Its size:
 
 ======================  ====================================================================
 most sinks              the encoded batches as they are
@@ -14,11 +14,13 @@ a sink that takes parts 100,000 messages or 64 MiB: a Kafka commit takes two rou
 `checkpoint.after` too  at most this many messages
 ======================  ====================================================================
 
-Of several encoded batches, a sink that takes parts gets each as it is (`SinkBatch.earlier`). For other
-sinks they are joined, which copies every message; this only happens if `spec.batch` or `checkpoint.after` is given.
+Of several encoded batches, a sink that takes parts gets each as it is (`SinkBatch.earlier`). For
+other sinks they are joined, which copies every message; this only happens if `spec.batch` or
+`checkpoint.after` is given.
 
-A delivery batch never divides the messages of one change and never spans segments. Very large segments are
-encoded in parts, and a batch does not span these parts either: a transaction larger than a part is divided.
+A delivery batch never divides the messages of one change and never spans segments. Very large
+segments are encoded in parts, and a batch does not span these parts either: a transaction larger
+than a part is divided.
 """
 
 from __future__ import annotations

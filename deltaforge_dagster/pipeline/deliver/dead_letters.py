@@ -1,10 +1,10 @@
 """Dead letters of one sink: changes that can never be delivered to it as they are, set aside in order.
 
-Such a change goes to the queue (`state.dead_letters`), so that later changes can pass. A lost connection or
-wrong credentials never make a change a dead letter. The order of writes:
+Such a change goes to the queue (`state.dead_letters`), so that later changes can pass. A lost
+connection or wrong credentials never make a change a dead letter. The order of writes:
 
-1. the whole change, a row of the frame, is written to a separate file of the journal (`dead/`), so that its
-   segment can be deleted on time, and a change of any size is kept;
+1. the whole change, a row of the frame, is written to a separate file of the journal (`dead/`), so
+   that its segment can be deleted on time, and a change of any size is kept;
 2. its entry in the queue is written, fenced by the lease, before any later change is sent. There is
    one entry for a sink and an event: a run that repeats the change after a crash finds the entry;
 3. the checkpoint is advanced past the change.
@@ -123,9 +123,9 @@ class DeadLetterWriter:
     def poll(self, checkpoint: CheckpointRow) -> None:
         """Read the queue again if it has changed: which keys are held, which entries the checkpoint has not passed.
 
-        After its checkpoint was moved back, a sink reaches changes again that are already in the queue; they
-        stay there. Only this deliverer adds entries. An entry that is removed elsewhere holds its key for up
-        to `LOOK_SECONDS` longer.
+        After its checkpoint was moved back, a sink reaches changes again that are already in the
+        queue; they stay there. Only this deliverer adds entries. An entry that is removed elsewhere
+        holds its key for up to `LOOK_SECONDS` longer.
         """
         now = time.monotonic()
         if not self._changed and (not self._entries or now - self._looked_at < LOOK_SECONDS):

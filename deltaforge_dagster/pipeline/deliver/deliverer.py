@@ -1,8 +1,9 @@
 """The thread of one sink: runs the delivery while something is due, and retries it after failures.
 
-Deliverers are independent: a sink that was down catches up while the others stay at the end of the journal,
-and a sink that hangs slows no other. What is delivered, messages (`messages`) or tables (`lake.delivery`), is a
-`delivery.Delivery`; `retries` records failures and says how long to wait after one.
+Deliverers are independent: a sink that was down catches up while the others stay at the end of the
+journal, and a sink that hangs slows no other. What is delivered, messages (`messages`) or tables
+(`lake.delivery`), is a `delivery.Delivery`; `retries` records failures and says how long to wait
+after one.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class DelivererSet:
         only: Deliver to this sink alone.
         until: Deliver nothing after this segment, and skip the wait after earlier failures: a user
             has requested this delivery.
-        at_once: Do not let changes of tables wait for more, and skip the wait after earlier failures:
-            the run only catches up, because a user has requested that.
+        at_once: Do not let changes of tables wait for more, and skip the wait after earlier
+            failures: the run only catches up, because a user has requested that.
 
     Attributes:
         sessions: The run's Spark session.

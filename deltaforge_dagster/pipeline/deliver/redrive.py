@@ -6,10 +6,12 @@ present pipeline file, so that corrected routing takes effect, and are sent in j
 preserves the order of each key. An entry is removed once the sink has acknowledged it; one that is
 refused again stays, and its attempts are counted.
 
-Entries beyond the checkpoint are not delivered: they stay in the queue until the sink has passed their place.
+Entries beyond the checkpoint are not delivered: they stay in the queue until the sink has passed
+their place.
 
-A sink that keeps its own position stores with each atomic step its unchanged position and the token of the
-last entry delivered. Whoever opens the sink next reads there which entries have arrived, so none arrives twice.
+A sink that keeps its own position stores with each atomic step its unchanged position and the token
+of the last entry delivered. Whoever opens the sink next reads there which entries have arrived, so
+none arrives twice.
 """
 
 from __future__ import annotations
@@ -163,8 +165,8 @@ class Redriver:
     ) -> tuple[list[DeadLetterRow], list[dict[str, Any]]]:
         """Return the entries that are delivered at once, with their changes.
 
-        An entry that may be refused again is the last of its key: nothing follows it before it is known to
-        have arrived.
+        An entry that may be refused again is the last of its key: nothing follows it before it is
+        known to have arrived.
         """
         risky = HeldKeys()
         ready: list[DeadLetterRow] = []

@@ -1,8 +1,8 @@
 """Decide where a sink resumes, from its checkpoint and the position that the sink itself keeps.
 
-A sink that delivers exactly once stores its own position with the data. Usually both agree, or the sink is
-slightly ahead because a run died before it wrote the checkpoint. They differ after something was restored,
-reset or created again:
+A sink that delivers exactly once stores its own position with the data. Usually both agree, or the
+sink is slightly ahead because a run died before it wrote the checkpoint. They differ after
+something was restored, reset or created again:
 
 =====================================  ==========================================================
 the sink's position is                 the sink resumes
@@ -22,13 +22,13 @@ otherwise                              at the *source position*: the journal was
                                        the state store was restored from a backup
 =====================================  ==========================================================
 
-In the last case the event that the position names is looked up in the present journal, waiting until capture
-has reached it, and the sink resumes after it: everything before it in the log has arrived. If the event is not
-where it must be, if the journal starts after it, or if it is of another source, the sink stops. A change that may
-not have been delivered is never skipped.
+In the last case the event that the position names is looked up in the present journal, waiting
+until capture has reached it, and the sink resumes after it: everything before it in the log has
+arrived. If the event is not where it must be, if the journal starts after it, or if it is of
+another source, the sink stops. A change that may not have been delivered is never skipped.
 
-`lineage` is the checkpoint incarnation: a random id of the series of deliveries that a checkpoint belongs to.
-This module only decides; `resumption` reads what it needs and carries out the decision.
+`lineage` is the checkpoint incarnation: a random id of the series of deliveries that a checkpoint
+belongs to. This module only decides; `resumption` reads what it needs and carries out the decision.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class JournalEnd:
         uid: Of the pipeline, new whenever the journal starts afresh.
         source: Id of the pipeline's source.
         next_segment: Number of the segment to be captured next.
-        start: Where its first segment starts, JSON text; where the next one will start if it is empty.
+        start: Where its first segment starts, JSON text; where the next one will start if it is
+            empty.
     """
 
     uid: str
@@ -115,8 +116,10 @@ class SkipToEvent:
 
     Attributes:
         event_id: The last event that has arrived.
-        start: Position before which everything has arrived; segments that end there or earlier need no search.
-        end: Position that the event precedes; equal to `start` if the event is the last one before it.
+        start: Position before which everything has arrived; segments that end there or earlier need
+            no search.
+        end: Position that the event precedes; equal to `start` if the event is the last one before
+            it.
     """
 
     event_id: str
@@ -227,8 +230,8 @@ def find_segment(
     reached = stays
     for segment in segments:
         end: Position = parse_position(segment.end_position)
-        # A segment that ends where it starts contains a released hold or snapshot chunks: its position
-        # does not tell whether the sink has it.
+        # A segment that ends where it starts contains a released hold or snapshot chunks: its
+        # position does not tell whether the sink has it.
         if not end <= skip.end or segment.start_position == segment.end_position:
             return reached
         reached = JournalPlace(segment.segment, segment.rows - 1, complete=True)
@@ -262,8 +265,8 @@ def _after_rebuild(
 ) -> JournalPlace | SkipToEvent:
     """Decide after the journal was rebuilt and the checkpoint kept.
 
-    The rebuild made sure that everything before the new journal has arrived. So a position before the new
-    journal is sound if it is not older than what the checkpoint covered.
+    The rebuild made sure that everything before the new journal has arrived. So a position before
+    the new journal is sound if it is not older than what the checkpoint covered.
     """
     if checkpoint.skip is not None:
         end: Position = parse_position(position.end)

@@ -1,7 +1,8 @@
 """Resume a sink after it was opened: `resume` decides where, this module reads what the decision needs and applies it.
 
-Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle` then moves
-the checkpoint to where the sink really is, at once or when capture has reached that place.
+Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle`
+then moves the checkpoint to where the sink really is, at once or when capture has reached that
+place.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Resumption:
         context: The sink.
 
     Attributes:
-        looked_up_to: Position up to which the event to resume after was searched and not found, or None.
+        looked_up_to: Position up to which the event to resume after was searched and not found, or
+            None.
     """
 
     def __init__(self, context: DeliveryContext) -> None:

@@ -1,11 +1,11 @@
 """Encode cache: share encoded segments, so that one Spark job serves all sinks that need the same segments.
 
-A deliverer asks for the row that it needs next and gets an entry that covers it: the segment of the row and
-as many following ones as `deliver.max_bytes` allows, or one part of an unusually large segment
-(`Encoder.parts`). While the deliverer sends, the next entry is being encoded, at the latest when its first
-segment is captured. Sinks at the end of the journal share their entries. An entry is kept until every
-deliverer has passed it. A sink that is far behind gets entries of its own, and keeps the files of others only
-for a short time.
+A deliverer asks for the row that it needs next and gets an entry that covers it: the segment of the
+row and as many following ones as `deliver.max_bytes` allows, or one part of an unusually large
+segment (`Encoder.parts`). While the deliverer sends, the next entry is being encoded, at the latest
+when its first segment is captured. Sinks at the end of the journal share their entries. An entry is
+kept until every deliverer has passed it. A sink that is far behind gets entries of its own, and
+keeps the files of others only for a short time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class EncodeCache:
         encoder: Encodes them; called from a thread pool.
         journal: Lists the segments.
         pipeline: Name of the pipeline.
-        max_bytes: Bytes of segment files that one Spark job may cover; a single segment may be larger.
+        max_bytes: Bytes of segment files that one Spark job may cover; a single segment may be
+            larger.
         sinks: Number of deliverers. At most this many unused entries, and one more, are kept for
             deliverers that have not passed them.
         last: Nothing after this segment is encoded.

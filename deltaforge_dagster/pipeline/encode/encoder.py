@@ -1,9 +1,10 @@
 """Encode journal segments into messages with Spark; deliverers map the result and send it.
 
-One Spark job encodes consecutive segments for all sinks of the pipeline. Its tasks read the segment files,
-make each distinct envelope, destination and key once (`messages`), and write the result as Arrow files into
-the journal's `prepared` folder. The run maps these files into memory, so that neither Spark nor the run holds
-a large result. Few rows need no job: the run reads and encodes them itself, which takes a tenth of the time.
+One Spark job encodes consecutive segments for all sinks of the pipeline. Its tasks read the segment
+files, make each distinct envelope, destination and key once (`messages`), and write the result as
+Arrow files into the journal's `prepared` folder. The run maps these files into memory, so that
+neither Spark nor the run holds a large result. Few rows need no job: the run reads and encodes them
+itself, which takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -48,14 +49,17 @@ logger = logging.getLogger(__name__)
 
 SMALL_ROWS = 2_000
 SMALL_BYTES = 256 << 10
-"""Limits of what is encoded in the run. The bytes are compressed; lz4 compresses by at most 255 to 1, so the rows
-take less than 70 MB."""
+"""Limits of what is encoded in the run.
+
+The bytes are compressed; lz4 compresses by at most 255 to 1, so the rows take less than 70 MB.
+"""
 
 PART_ROW_GROUPS = 6
 PART_ROWS = 300_000
-"""Largest part of a segment that is encoded at once, in whole row groups; larger segments are encoded in parts.
-An ordinary segment has four or five row groups and about 200,000 rows, whose messages may need many times the
-bytes."""
+"""Largest part of a segment that is encoded at once, in whole row groups; larger segments are
+encoded in parts. An ordinary segment has four or five row groups and about 200,000 rows, whose
+messages may need many times the bytes.
+"""
 
 _ONE_PART_BYTES = 256 << 10
 """A segment file up to this size never has more than `PART_ROW_GROUPS` row groups, however well it
@@ -196,7 +200,8 @@ class Encoder:
 
     def recycle(self, encoded: EncodedSegments) -> None:
         """Let later jobs overwrite the files of messages that nobody reads any more."""
-        # Another server may run a task twice at the same time, and only local files can be overwritten.
+        # Another server may run a task twice at the same time, and only local files can be
+        # overwritten.
         if self._sessions.elsewhere or not self._journal.local:
             encoded.discard()
         else:

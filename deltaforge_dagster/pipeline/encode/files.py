@@ -1,14 +1,15 @@
 """Encoded messages as files: written by Spark's Python workers, mapped into memory by the run.
 
-A task may get rows of several segments, in any order. The writer cuts its batches into *slices*, rows of
-one segment with consecutive ordinals, and reports where each slice is; the run puts the slices in order and
-checks that they cover every segment exactly. The rows of one change are next to one another in one batch, and
-no slice begins or ends between them.
+A task may get rows of several segments, in any order. The writer cuts its batches into *slices*,
+rows of one segment with consecutive ordinals, and reports where each slice is; the run puts the
+slices in order and checks that they cover every segment exactly. The rows of one change are next to
+one another in one batch, and no slice begins or ends between them.
 
-A file is named `<run id>.<job>.<random>.arrow` (or `.parquet` or `.jsonl`, `pipeline.tables`), so that orphans of a dead run can be recognized. A file is
-overwritten by a later job of the same run rather than deleted (`Spares`), because allocating the pages of a
-new file costs several times as much as filling them. So a file may be longer than its current content; the
-slices say where that ends.
+A file is named `<run id>.<job>.<random>.arrow` (or `.parquet` or `.jsonl`, `pipeline.tables`), so
+that orphans of a dead run can be recognized. A file is overwritten by a later job of the same run
+rather than deleted (`Spares`), because allocating the pages of a new file costs several times as
+much as filling them. So a file may be longer than its current content; the slices say where that
+ends.
 
 Workers import this module: it needs no Spark.
 """
@@ -47,9 +48,12 @@ _COPY_BYTES = 16 << 20
 """Bytes of a remote file that are read at a time."""
 
 WRITE_BYTES = 256 << 10
-"""The most that one system call writes to a local file. For a write of megabytes, Linux takes memory for the page cache in
-blocks of 1 MiB and more. A virtual machine may have returned such blocks to its host (free page reporting), and getting them back costs
-2.4 s of processor time per GB; from small blocks, filling a new file costs 0.2 s."""
+"""The most that one system call writes to a local file.
+
+For a write of megabytes, Linux takes memory for the page cache in blocks of 1 MiB and more. A
+virtual machine may have returned such blocks to its host (free page reporting), and getting them
+back costs 2.4 s of processor time per GB; from small blocks, filling a new file costs 0.2 s.
+"""
 
 _ENDINGS = (".arrow", ".parquet", ".jsonl")
 
@@ -234,7 +238,8 @@ def exists(path: str) -> bool:
 class MappedBatches:
     """The record batches of an encoded file, which is mapped into memory.
 
-    Used by one thread at a time. Batches stay valid after the file is deleted, but not after it is overwritten.
+    Used by one thread at a time. Batches stay valid after the file is deleted, but not after it is
+    overwritten.
     """
 
     def __init__(self, file: IO[bytes], end: int) -> None:
@@ -284,7 +289,10 @@ class MappedBatches:
 
 
 def remove(*paths: str) -> None:
-    """Delete files; those that cannot be deleted now are swept later. Mapped files stay readable."""
+    """Delete files; those that cannot be deleted now are swept later.
+
+    Mapped files stay readable.
+    """
     for path in paths:
         storage, name = _place(path)
         with contextlib.suppress(StoreUnavailable):
@@ -294,7 +302,8 @@ def remove(*paths: str) -> None:
 class Spares:
     """Files that nobody reads any more and that later jobs overwrite; thread-safe.
 
-    Only files of jobs that have succeeded may be added, since a task of a failed job may still be writing.
+    Only files of jobs that have succeeded may be added, since a task of a failed job may still be
+    writing.
 
     Args:
         most: How many files are kept; further ones are deleted.

@@ -1,10 +1,11 @@
 """Make messages from the change frame: in Spark's tasks, and in the run itself if there are few rows.
 
-A `MessagePlan` says which columns the messages of a pipeline's sinks need, each distinct one
-once, and makes them from batches of the change frame. It is pickled for Spark: a task reads its share
-of the segment files (`Share`), makes the messages with the kernels of `processors`, and writes them as
-an encoded file. So the rows go from the journal to the encoded file inside one Python process, and the
-JVM only distributes the work; moving the rows from Java to Python would cost more than everything else.
+A `MessagePlan` says which columns the messages of a pipeline's sinks need, each distinct one once,
+and makes them from batches of the change frame. It is pickled for Spark: a task reads its share of
+the segment files (`Share`), makes the messages with the kernels of `processors`, and writes them as
+an encoded file. So the rows go from the journal to the encoded file inside one Python process, and
+the JVM only distributes the work; moving the rows from Java to Python would cost more than
+everything else.
 
 Workers import this module: it needs no Spark.
 """
@@ -48,8 +49,9 @@ from deltaforge_dagster.typed_rows.tables import VersionName
 
 MAX_BATCH_ROWS = 10_000
 MAX_BATCH_BYTES = 8 << 20
-"""Limits of a message batch: large enough to be efficient, small enough to be in memory several times. The
-bytes are those of the frame; a single row may exceed them."""
+"""Limits of a message batch: large enough to be efficient, small enough to be in memory several
+times. The bytes are those of the frame; a single row may exceed them.
+"""
 
 _UNUSED = {"row"}
 FRAME_COLUMNS = [name for name in FRAME.names if name not in _UNUSED]
@@ -66,11 +68,12 @@ class Route:
         template: Template of the destination.
         key: Template of the key; None for the default key.
         columns: For each column of `MESSAGES` the name of the encoded column.
-        unresolved: Column that names the variable without a value if a destination is null; None if every
-            destination has a value.
+        unresolved: Column that names the variable without a value if a destination is null; None if
+            every destination has a value.
         empty: Column that names the variables that are empty text in a key; None if none can be.
         selected: Boolean column of the rows that the sink gets; None if it gets all.
-        schemas: The schemas of messages in Avro, whose column `value` is of `avro.envelope.MESSAGES_TYPE`; None for JSON.
+        schemas: The schemas of messages in Avro, whose column `value` is of
+            `avro.envelope.MESSAGES_TYPE`; None for JSON.
     """
 
     template: Template
@@ -147,9 +150,9 @@ class MessagePlan:
     def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the messages of batches of the change frame, in the order of its rows.
 
-        The messages of one change have its ordinal and are in one batch. The column `unmade` names the
-        columns of a row that cannot be made, because they would exceed Arrow's limit of 2 GiB; it is null
-        for all other rows.
+        The messages of one change have its ordinal and are in one batch. The column `unmade` names
+        the columns of a row that cannot be made, because they would exceed Arrow's limit of 2 GiB;
+        it is null for all other rows.
         """
         for whole in frame:
             for rows in _cut(whole):

@@ -1,8 +1,8 @@
 """Check that an external Spark server has our package and the journal's folder.
 
-One small job checks this once for each session on a server that the installation did not start. A wrong
-image, or a volume that is not mounted there, is then reported by a clear error and not by a failed task.
-Workers import this module, too.
+One small job checks this once for each session on a server that the installation did not start. A
+wrong image, or a volume that is not mounted there, is then reported by a clear error and not by a
+failed task. Workers import this module, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def check_server(session: SparkSession, folder: str, prefix: str) -> None:
         prefix: Prefix of the probe file's name, so that a leftover one is swept.
 
     Raises:
-        SettingsError: They have another version or do not share the folder; the message says what to fix.
+        SettingsError: They have another version or do not share the folder; the message says what
+            to fix.
         PySparkException: The server or the session is gone.
     """
     path = f"{folder}/{prefix}.{uuid.uuid4().hex}.probe.arrow"

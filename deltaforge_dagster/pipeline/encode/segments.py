@@ -1,7 +1,7 @@
 """Encoded segments: the messages of all sinks, from which each deliverer takes its own.
 
-A deliverer asks for the messages of its sink from a row on, as often as it likes, and gets batches that are
-views of mapped files. This module does not know how the messages were encoded.
+A deliverer asks for the messages of its sink from a row on, as often as it likes, and gets batches
+that are views of mapped files. This module does not know how the messages were encoded.
 """
 
 from __future__ import annotations
@@ -99,15 +99,17 @@ class EncodedSegments:
     ) -> Iterator[SinkBatch]:
         """Yield the messages of a segment for a sink, from `after_ordinal + 1` on, in order.
 
-        Yields nothing if the segment is not for this sink. The batches are views of mapped files, and end
-        with the last message of a change. May be called repeatedly and from several threads.
+        Yields nothing if the segment is not for this sink. The batches are views of mapped files,
+        and end with the last message of a change. May be called repeatedly and from several
+        threads.
 
         Args:
             sink_id: The sink.
             segment: The segment.
             after_ordinal: The last row that the sink has.
-            set_aside: Leave out changes that can never be delivered, and list them in the batch that
-                they would be in, instead of stopping at the first one. Such a batch may be empty.
+            set_aside: Leave out changes that can never be delivered, and list them in the batch
+                that they would be in, instead of stopping at the first one. Such a batch may be
+                empty.
 
         Raises:
             Undeliverable: A change can never be delivered; everything before it was yielded.

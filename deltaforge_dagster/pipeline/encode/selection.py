@@ -1,8 +1,9 @@
 """Select the messages of one sink from encoded rows.
 
-Encoded files hold the messages of all sinks of a pipeline; the `Route` of a sink names its columns and rows.
-A change is *refused* if one of its messages cannot be made: its destination has no value, it is larger
-than any message can be, or a value does not fit its type in Avro. No message of a refused change is sent.
+Encoded files hold the messages of all sinks of a pipeline; the `Route` of a sink names its columns
+and rows. A change is *refused* if one of its messages cannot be made: its destination has no value,
+it is larger than any message can be, or a value does not fit its type in Avro. No message of a
+refused change is sent.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def select_messages(
         empty_keys: Checks the keys of the selected messages.
 
     Returns:
-        The messages, with the columns of `MESSAGES` or `AVRO_MESSAGES` (views of `rows` if all of them are selected),
+        The messages, with the columns of `MESSAGES` or `AVRO_MESSAGES` (views of `rows` if all of
+        them are selected),
         and the errors in the order of their ordinals.
     """
     others = ("unmade", route.unresolved, route.empty)

@@ -1,8 +1,9 @@
 """Whether a pipeline works: the one answer that `status`, the API, metrics, checks and ticks give.
 
-`health` derives it from the pipeline's file and the state store alone. Runs and ticks record in the store what
-only a server can tell: why capture fails (`Failure`), what the source lacks (`NotedFinding`), when the source was
-last checked. So `health` is cheap, works while servers are down, and gives the same answer everywhere.
+`health` derives it from the pipeline's file and the state store alone. Runs and ticks record in the
+store what only a server can tell: why capture fails (`Failure`), what the source lacks
+(`NotedFinding`), when the source was last checked. So `health` is cheap, works while servers are
+down, and gives the same answer everywhere.
 
 A run reads the log, a tick does not. A failure of a run that does not pass by itself is over when a
 run reads the log again; any other failure is over when a tick or a run can use the source.
@@ -72,7 +73,8 @@ class HealthProblem:
     """Something that keeps a pipeline from working as it should.
 
     Attributes:
-        subject: The part concerned: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
+        subject: The part concerned: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID`
+            ...
         severity: `error` when changes are not captured or not delivered, or about to be lost.
         text: What is wrong, in a sentence; no secret, no value of a row.
         remedy: Commands or statements to run one after the other as they stand; empty where the
@@ -276,8 +278,8 @@ def capture_failed(
         name: The pipeline.
         by: Whether the error occurred in a tick or in a run.
         error: The error.
-        next_attempt_at: When capture is automatically tried again, by the store's clock; ignored if somebody
-            must fix the error.
+        next_attempt_at: When capture is automatically tried again, by the store's clock; ignored if
+            somebody must fix the error.
     """
     row = store.pipelines.get(name)
     if row is None:

@@ -1,7 +1,7 @@
 """Check that each sink can be reached, and that the destinations of its messages exist.
 
-Uses the pipeline's own credentials, and writes nothing. If only sending could prove a permission, or if
-destinations depend on the changes, the finding says so.
+Uses the pipeline's own credentials, and writes nothing. If only sending could prove a permission,
+or if destinations depend on the changes, the finding says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def preflight(
     Args:
         declared: The sinks, as in the file.
         context: The pipeline; `brief` must be set.
-        destinations: By sink id, the destinations of its messages; a template if they depend on changes.
+        destinations: By sink id, the destinations of its messages; a template if they depend on
+            changes.
     """
     with ThreadPoolExecutor(max(1, len(declared)), "preflight") as threads:
         futures = [

@@ -1,8 +1,8 @@
 """Check the source every few seconds: does it answer, and will it send everything that must be captured?
 
-While no run is active, the sensor's ticks do this (`inspect_source`), and also check whether the journal can be
-written; during a run, a thread of the run does it (`SourceWatch`). The findings are recorded in the state store,
-where `health` reads them.
+While no run is active, the sensor's ticks do this (`inspect_source`), and also check whether the
+journal can be written; during a run, a thread of the run does it (`SourceWatch`). The findings are
+recorded in the state store, where `health` reads them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def inspect_source(
         next_look: When the next check is due, by the store's clock.
 
     Returns:
-        Why the source cannot be reached or can no longer be read, or why the journal cannot be written. None if
-        all is well, and if there is nothing to check: the pipeline has no start position yet, or must not capture.
+        Why the source cannot be reached or can no longer be read, or why the journal cannot be
+        written. None if
+        all is well, and if there is nothing to check: the pipeline has no start position yet, or
+        must not capture.
     """
     row = store.pipelines.get(loaded.name)
     if row is None or row.start_position is None:
@@ -81,8 +83,8 @@ def _note_tables(store: StateStore, name: str, source: Source) -> None:
 class SourceWatch:
     """Checks the source during a run, in a separate thread.
 
-    A run that ends before its first check makes it at its end, so that what earlier runs or ticks found does not
-    outlast a short run that no longer finds it.
+    A run that ends before its first check makes it at its end, so that what earlier runs or ticks
+    found does not outlast a short run that no longer finds it.
 
     Args:
         store: The state store.

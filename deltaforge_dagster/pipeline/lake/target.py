@@ -177,8 +177,10 @@ class LakeTarget:
         columns: Name and type of each column, by the name in lower case.
         base: See `Ownership`.
         committed: Number of the last commit that it is known to contain; -1 if none is known.
-        identities: What identifies each column of the source, by name in lower case, as far as it is known.
-        branch: The branch that the next commit writes to, which equals the table; None if there is none.
+        identities: What identifies each column of the source, by name in lower case, as far as it
+            is known.
+        branch: The branch that the next commit writes to, which equals the table; None if there is
+            none.
         token: The value that it has in common with the table of its pending changes (`PENDING`);
             None without such a table.
         unfilled: Values of columns that were added and are not filled in existing rows yet, by name

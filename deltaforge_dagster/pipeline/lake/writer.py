@@ -131,7 +131,8 @@ class LakeWriter:
             TableRejected: The table cannot take the changes, or others keep changing it.
             SinkUnavailable: The storage or the catalog cannot be reached.
             SparkUnavailable: The session is gone.
-            SettingsError: The Spark server lacks the format, the catalog, or what the storage needs.
+            SettingsError: The Spark server lacks the format, the catalog, or what the storage
+                needs.
         """
         return self._tried(
             table, lambda: self._commit(table, through, guard, exists=exists, required=required)

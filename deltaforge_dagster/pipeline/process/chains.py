@@ -24,7 +24,8 @@ def chain_of(spec: PipelineSpec) -> ChainSpec:
 def build_problems(spec: PipelineSpec) -> list[str]:
     """Return what keeps a pipeline's sinks or processors from being built, one line each.
 
-    Has the sinks' client libraries validate their settings, parses scripts, and imports Python functions.
+    Has the sinks' client libraries validate their settings, parses scripts, and imports Python
+    functions.
     """
     context = SinkContext(spec.metadata.name, spec.spec.engine.run)
     problems = [

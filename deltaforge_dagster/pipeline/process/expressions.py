@@ -1,8 +1,8 @@
 """The `sql` processor: Spark evaluates the SQL expressions of a pipeline file on rows in transit.
 
-An expression sees the row's columns (`transit.READABLE`); columns that hold JSON are VARIANTs. Spark
-analyses all expressions once, before the first row. Errors name the processor and the field of the file;
-expressions of a type that cannot be used are refused then, too.
+An expression sees the row's columns (`transit.READABLE`); columns that hold JSON are VARIANTs.
+Spark analyses all expressions once, before the first row. Errors name the processor and the field
+of the file; expressions of a type that cannot be used are refused then, too.
 
 Notes, which travel between the rows (`transit`), pass unchanged. If `where` is not true for a row,
 no other expression is evaluated for it, so `where` guards expressions that would fail.

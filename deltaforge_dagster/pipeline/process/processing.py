@@ -1,13 +1,13 @@
 """Processing, between capture and delivery of a pipeline with processors: each segment goes through the chain.
 
-One thread takes segments in the journal's order, has Spark's tasks run the chain over as many at once
-as `deliver.max_bytes` allows, and records the output in one fenced transaction. Only then do sinks see
-the segments (`pending_segments`). So the recorded output of a segment never changes, whatever happens to
-sinks and runs; a run that dies before the transaction leaves orphaned files, and the next run processes
-the segment again.
+One thread takes segments in the journal's order, has Spark's tasks run the chain over as many at
+once as `deliver.max_bytes` allows, and records the output in one fenced transaction. Only then do
+sinks see the segments (`pending_segments`). So the recorded output of a segment never changes,
+whatever happens to sinks and runs; a run that dies before the transaction leaves orphaned files,
+and the next run processes the segment again.
 
-A failing processor stops the pipeline's deliveries at that segment, but not capture; it is retried with
-back-off, and every sink that has reached that segment shows the error.
+A failing processor stops the pipeline's deliveries at that segment, but not capture; it is retried
+with back-off, and every sink that has reached that segment shows the error.
 """
 
 from __future__ import annotations

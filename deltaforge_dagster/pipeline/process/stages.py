@@ -2,8 +2,8 @@
 
 A chain without SQL has one stage: one call of `run_stage` goes from a segment's rows to its report.
 Each `sql` processor begins another stage: rows leave the Python worker for Spark's SQL engine and
-arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of any
-length is one Spark job, in which all rows of a segment stay in one task, in order.
+arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of
+any length is one Spark job, in which all rows of a segment stay in one task, in order.
 
 An error in a stage is passed on to the last stage, which reports it.
 
@@ -77,7 +77,8 @@ def run_stage(
     Args:
         job: The job.
         number: Number of the stage, from 0.
-        batches: For the first stage the indexes of segments, for others the previous stage's output.
+        batches: For the first stage the indexes of segments, for others the previous stage's
+            output.
 
     Yields:
         For the last stage a row of `REPORT` for each segment, for others rows in transit.

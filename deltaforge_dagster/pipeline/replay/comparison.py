@@ -1,11 +1,11 @@
 """Compare what two chains of processors make of the same rows: report which fields differ, not their values.
 
-Events are matched by event id. Both sides are read in delivery order, a batch at a time, and a matched pair is
-discarded at once; only events that one side alone has had so far stay in memory.
+Events are matched by event id. Both sides are read in delivery order, a batch at a time, and a
+matched pair is discarded at once; only events that one side alone has had so far stay in memory.
 
-A matched event is `changed` if a column differs that processors can change, and `moved` if it now comes after
-an event that it preceded. For row images and headers the differing fields inside them are named, for other
-columns the column. JSON is compared as text: `1.10` is not `1.1`.
+A matched event is `changed` if a column differs that processors can change, and `moved` if it now
+comes after an event that it preceded. For row images and headers the differing fields inside them
+are named, for other columns the column. JSON is compared as text: `1.10` is not `1.1`.
 
 Workers import this module: it needs no Spark.
 """
@@ -50,11 +50,12 @@ class ReplayDifference:
     """How today's output differs from the recorded one; accumulated over segments.
 
     Attributes:
-        tables: By full table name, the number of events that are `same`, `changed`, `added` and `dropped`, and
-            of matched events that are `moved`.
-        fields: By table, the number of changed events in which a field differs, such as `after.email`.
-        sample: Some events that differ, in order: `kind`, `table`, `op`, `event_id`, `fields`, and, if values
-            were requested, the columns of both sides as `recorded` and `made`.
+        tables: By full table name, the number of events that are `same`, `changed`, `added` and
+            `dropped`, and of matched events that are `moved`.
+        fields: By table, the number of changed events in which a field differs, such as
+            `after.email`.
+        sample: Some events that differ, in order: `kind`, `table`, `op`, `event_id`, `fields`, and,
+            if values were requested, the columns of both sides as `recorded` and `made`.
     """
 
     tables: dict[str, Counter[str]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Find the changes of a key: in which segments of the journal they are, and which sinks have them.
 
-The journal is read with pyarrow, one row group in memory at a time. A key is given by its values; an update that
-changes a key is found by the old and by the new one. Processors keep a change's event id, by which the change is
-found in their output.
+The journal is read with pyarrow, one row group in memory at a time. A key is given by its values;
+an update that changes a key is found by the old and by the new one. Processors keep a change's
+event id, by which the change is found in their output.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Wanted:
     """The key to search for.
 
     Args:
-        text: A JSON object of columns and values (`{"id": 7}`), all of which must match; or the values
-            alone, separated by commas, in the key's order (`7`, `7,eu`).
+        text: A JSON object of columns and values (`{"id": 7}`), all of which must match; or the
+            values alone, separated by commas, in the key's order (`7`, `7,eu`).
 
     Raises:
         NotAllowed: The text is empty, or an invalid JSON object.
@@ -94,9 +94,9 @@ class Found:
         event_id: Its event id.
         key: The row's key afterwards, JSON text.
         old_key: The key before an update that changed it, else None.
-        sinks: Its state at each sink: `delivered`, `waiting`, `dropped` (by processors), `dead letter N`,
-            `dead letter, acknowledged` or another way in which an entry left the queue undelivered,
-            `detached`, or `never` (the sink began later).
+        sinks: Its state at each sink: `delivered`, `waiting`, `dropped` (by processors), `dead
+            letter N`, `dead letter, acknowledged` or another way in which an entry left the queue
+            undelivered, `detached`, or `never` (the sink began later).
     """
 
     table: str

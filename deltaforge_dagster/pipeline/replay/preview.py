@@ -1,7 +1,7 @@
 """Preview: what a changed chain of processors would make of a range that is in the journal.
 
-Spark's tasks run the chain over the captured rows, and compare its output with the recorded rows that
-sinks get. Nothing is delivered, written or moved, and no lease is needed.
+Spark's tasks run the chain over the captured rows, and compare its output with the recorded rows
+that sinks get. Nothing is delivered, written or moved, and no lease is needed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def preview(
 ) -> Preview:
     """Run a chain over a closed range, and compare its output with what sinks get of the range.
 
-    Segments that were not processed (yet, or because the file had no processors then) are compared with
-    what was captured.
+    Segments that were not processed (yet, or because the file had no processors then) are compared
+    with what was captured.
 
     Args:
         context: The installation; a separate Spark session is used.

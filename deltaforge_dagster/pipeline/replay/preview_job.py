@@ -28,8 +28,8 @@ class PreviewJob:
         chain: The processors.
         key: Unique for each preview, so that it shares no processor state with runs.
         journal_url: Where the segments are.
-        segments: For each segment its captured file, and the file that sinks get; the latter is empty if
-            processors left no rows.
+        segments: For each segment its captured file, and the file that sinks get; the latter is
+            empty if processors left no rows.
         sample: Maximum number of events of each kind that a segment adds to the sample.
         values: Whether the sample contains values.
     """

@@ -1,9 +1,9 @@
 """Capture closed ranges again, to verify that the journal agrees with the source's log.
 
-The log is read again from where a range begins, with the table versions that were recorded then, and the
-content hash of each segment's changes is compared with the stored one. If two hashes differ, the rows are
-compared one by one; the result names their ordinals and columns, never their values.
-Nothing is written, registered or confirmed, and a live run is not disturbed.
+The log is read again from where a range begins, with the table versions that were recorded then,
+and the content hash of each segment's changes is compared with the stored one. If two hashes
+differ, the rows are compared one by one; the result names their ordinals and columns, never their
+values. Nothing is written, registered or confirmed, and a live run is not disturbed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def recapture(
         row = closed_range(store, pipeline, number)
         stored = store.segments.read(pipeline, first=row.first_segment, last=row.last_segment)
         check_contiguous(row, stored)
-        # Segments of released holds or snapshot chunks end where they start: they cover no part of the log.
+        # Segments of released holds or snapshot chunks end where they start: they cover no part of
+        # the log.
         segments += [
             segment for segment in stored if segment.start_position != segment.end_position
         ]

@@ -1,12 +1,12 @@
 """Replay: deliver a closed range to one sink again, on request.
 
 A replay moves no checkpoint and no position, and needs no lease. It works beside a live run, reads
-the same journal, marks each message with its run id, and leaves the values byte-identical. A range that a
-sink does not have yet cannot be replayed; the sink catches up instead (`catch_up`). If the pipeline has dead
-letters enabled, changes that can never be delivered are left out.
+the same journal, marks each message with its run id, and leaves the values byte-identical. A range
+that a sink does not have yet cannot be replayed; the sink catches up instead (`catch_up`). If the
+pipeline has dead letters enabled, changes that can never be delivered are left out.
 
-A replay sends the range as recorded in the journal or, on request, what today's processors make of the
-captured rows (`reprocessing`); the journal's record does not change.
+A replay sends the range as recorded in the journal or, on request, what today's processors make of
+the captured rows (`reprocessing`); the journal's record does not change.
 """
 
 from __future__ import annotations
@@ -141,7 +141,10 @@ def _send(
     *,
     set_aside: bool,
 ) -> int:
-    """Send a segment; `set_aside` leaves out undeliverable changes. Return the number of messages."""
+    """Send a segment; `set_aside` leaves out undeliverable changes.
+
+    Return the number of messages.
+    """
     messages = ordinal = 0
     while ordinal < segment.rows:
         with encode_cache.covering(sink_id, segment.segment, ordinal) as encoded:

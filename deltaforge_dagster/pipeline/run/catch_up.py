@@ -1,8 +1,8 @@
 """Catch-up on request: deliver to one sink what it lacks up to a range, in order.
 
-It uses the run's own delivery and nothing else: it holds the lease, one deliverer sends the journal to
-the sink from its checkpoint, nothing is captured, no other sink is touched. The delivered ranges are
-published as usual.
+It uses the run's own delivery and nothing else: it holds the lease, one deliverer sends the journal
+to the sink from its checkpoint, nothing is captured, no other sink is touched. The delivered ranges
+are published as usual.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`engine.journal.confirm: auto`: when the source's log is confirmed up to what the journal has.
 
-What was delivered is confirmed, as with `delivered`, until the log that the server retains for the pipeline becomes too
-much, or sinks are behind for too long. From then on it is confirmed as with `captured`, until the sinks have caught up.
-That takes a journal and a state store that survive the loss of a machine.
+What was delivered is confirmed, as with `delivered`, until the log that the server retains for the
+pipeline becomes too much, or sinks are behind for too long. From then on it is confirmed as with
+`captured`, until the sinks have caught up. That takes a journal and a state store that survive the
+loss of a machine.
 """
 
 from __future__ import annotations

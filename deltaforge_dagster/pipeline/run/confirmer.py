@@ -26,8 +26,9 @@ _IDLE_PROGRESS_SECONDS = 10.0
 class Confirmer:
     """Moves the committed position in the store, and then confirms it to the source.
 
-    When every sink has everything, or the journal counts instead of them, positions that the log has passed without a
-    change for this pipeline are confirmed as well. Such idle progress is written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
+    When every sink has everything, or the journal counts instead of them, positions that the log
+    has passed without a change for this pipeline are confirmed as well. Such idle progress is
+    written at most every `_IDLE_PROGRESS_SECONDS`, and when a run ends.
     """
 
     def __init__(self, loaded: LoadedPipeline, run: LeasedRun) -> None:
@@ -47,8 +48,8 @@ class Confirmer:
             capture: What reads the source; None if nothing does.
             last: Whether the run ends.
         """
-        # In this order: the passed position, then the checkpoints. A segment that is added in between
-        # makes sinks lag, and the idle progress is left to the next call.
+        # In this order: the passed position, then the checkpoints. A segment that is added in
+        # between makes sinks lag, and the idle progress is left to the next call.
         passed = None if capture is None else capture.passed
         row = self._store.pipelines.get(self._loaded.name)
         assert row is not None

@@ -30,8 +30,8 @@ class RunEnd:
         loaded: The pipeline file.
         context: Store and source.
         options: Whether the run only catches up, and what it awaits.
-        goal: The head that the source had when the run began; None if the run captures nothing, or does not
-            only catch up.
+        goal: The head that the source had when the run began; None if the run captures nothing, or
+            does not only catch up.
         deliverers: The run's deliverers.
         pressure: Whether capture is paused.
         capture: The run's capture, None if it only delivers.
@@ -75,8 +75,8 @@ class RunEnd:
         over = now - self._began >= self._limits.max_seconds and self._may_pause_reading()
         if over and self._deliverers.wind_up():
             return "max_seconds"
-        # Checked before the sinks: these must have chunks that were merged meanwhile, but need not have
-        # what was captured after the goal.
+        # Checked before the sinks: these must have chunks that were merged meanwhile, but need not
+        # have what was captured after the goal.
         chunks_waiting = self._chunks_waiting()
         reached = self._options.until_caught_up and (
             self._goal is None or self._reached(self._goal)

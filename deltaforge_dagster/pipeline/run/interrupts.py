@@ -16,8 +16,8 @@ def uninterrupted() -> Iterator[None]:
     """Make Ctrl-C and SIGTERM ineffective in the block.
 
     Whoever ends a run may repeat the signal until it is gone, and often two send one: a terminal or
-    supervisor, and the process that started the run. Outside of the main thread this does nothing, because
-    Python runs signal handlers only there.
+    supervisor, and the process that started the run. Outside of the main thread this does nothing,
+    because Python runs signal handlers only there.
     """
     with _handled_by(_already_ending):
         yield
@@ -27,8 +27,9 @@ def uninterrupted() -> Iterator[None]:
 def interrupted_afterwards() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block has ended, which imports modules.
 
-    Python may keep its import lock when a signal handler raises an error amid an import. Then every other thread that
-    imports something waits for ever. Outside of the main thread this does nothing.
+    Python may keep its import lock when a signal handler raises an error amid an import. Then every
+    other thread that imports something waits for ever. Outside of the main thread this does
+    nothing.
     """
     received: list[int] = []
     with _handled_by(lambda number, _frame: received.append(number)):

@@ -103,7 +103,8 @@ class LeasedWork:
         """Capture and deliver until the run ends.
 
         Raises:
-            DeltaforgeError: The work could not start because of the source, the store or the journal.
+            DeltaforgeError: The work could not start because of the source, the store or the
+                journal.
         """
         ranges = Ranges(
             self._store,

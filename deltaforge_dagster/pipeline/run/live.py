@@ -8,9 +8,10 @@
     main thread      closes ranges that are due, confirms positions to the source, limits the size
                      of the journal, has closed ranges published, and decides when the run ends
 
-The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more to do
-(`end`), and within seconds on request, when the desired state or the file of the pipeline changes, or
-when the lease is lost. It then closes the open range, so that the next run starts a new one.
+The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more
+to do (`end`), and within seconds on request, when the desired state or the file of the pipeline
+changes, or when the lease is lost. It then closes the open range, so that the next run starts a new
+one.
 
 What the run does while it holds the lease is in `leased_work`, which is imported then.
 """
@@ -71,7 +72,8 @@ class LiveRun:
         """Take the lease, then capture and deliver until the run ends.
 
         Raises:
-            DeltaforgeError: The run could not start because of the source, the store or the journal.
+            DeltaforgeError: The run could not start because of the source, the store or the
+                journal.
         """
         tenant = self._loaded.spec.metadata.tenant
         with bound(pipeline=self._loaded.name, tenant=tenant, run=self._options.run_id):
@@ -121,11 +123,13 @@ class LiveRun:
             row = self._store.pipelines.get(self._loaded.name)
             if row is not None and row.want != self._want:
                 self.request_end(row.want)
-            # Holds that were released before this run began to read are in the journal, or held again.
+            # Holds that were released before this run began to read are in the journal, or held
+            # again.
             reading = self._work is not None and self._work.reading
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
-            # A half-written or broken file is reported by its own failing check; this run continues.
+            # A half-written or broken file is reported by its own failing check; this run
+            # continues.
             current = reread(self._store, self._loaded)
             if isinstance(current, LoadedPipeline) and self._differs(current):
                 self.request_end("pipeline file changed")

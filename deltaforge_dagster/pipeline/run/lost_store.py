@@ -1,8 +1,9 @@
 """Check, before a source is read, that the journal belongs to this state store.
 
-A store that was deleted, or replaced by another one, is empty: the pipeline would start from scratch, and changes in the
-journal that sinks do not have yet would be skipped silently. The journal reveals this: it has segments of the pipeline
-with another uid, and the store has never had any segment.
+A store that was deleted, or replaced by another one, is empty: the pipeline would start from
+scratch, and changes in the journal that sinks do not have yet would be skipped silently. The
+journal reveals this: it has segments of the pipeline with another uid, and the store has never had
+any segment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def refuse_lost_store(store: StateStore, journal: Journal, pipeline: str) -> Non
     A store in memory is always new, and is not checked.
 
     Raises:
-        NotAllowed: The journal has segments of the pipeline that were recorded in another state store.
+        NotAllowed: The journal has segments of the pipeline that were recorded in another state
+            store.
         StoreUnavailable: The journal cannot be listed.
     """
     row = store.pipelines.get(pipeline)

@@ -14,18 +14,21 @@ class RunOutcome:
 
     Attributes:
         reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `pipeline file removed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
-            `interrupted`, or `held elsewhere`.
-        captured: Number of changes that the run has put into the journal, rows of snapshots included.
+            `pipeline file changed`, `pipeline file removed`, `hold released`, `journal full`,
+            `lease lost`, `capture failed`, `interrupted`, or `held elsewhere`.
+        captured: Number of changes that the run has put into the journal, rows of snapshots
+            included.
         delivered: Number of messages sent, by sink.
         capture_error: Why capture failed or is failing, None if it works.
         sink_errors: The last error of each failing sink.
         behind: The number of missing segments of each sink that is behind.
-        sink_timeouts: How often each sink exceeded its deadline for a batch; without the sinks that never did.
+        sink_timeouts: How often each sink exceeded its deadline for a batch; without the sinks that
+            never did.
         pauses: How often capture was paused because the journal was full.
         paused: Why capture was paused at the end, None if it was not.
         detached: Sinks that get nothing until they are attached again.
-        paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything for them.
+        paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything
+            for them.
         problems: What `deltaforge status` shows at the end of the run.
     """
 

@@ -1,13 +1,15 @@
 """Schema approval: hold the rows of tables whose new schema version has not been approved.
 
-With `engine.schemas.on_schema_change: pause_table`, a table is held from the first row of a version that
-waits for approval: this row and all later ones of the table become held events (`Waiting`, already
-decoded) until a run starts after the approval. Other tables pass. All rows on their way to the journal
-pass through here: those of the log stream, and those of held events that can now be decoded.
+With `engine.schemas.on_schema_change: pause_table`, a table is held from the first row of a version
+that waits for approval: this row and all later ones of the table become held events (`Waiting`,
+already decoded) until a run starts after the approval. Other tables pass. All rows on their way to
+the journal pass through here: those of the log stream, and those of held events that can now be
+decoded.
 
-`tx_end` marks the last row of a transaction. When that row is held, the mark has to move, so the rows
-that pass and the held rows of each table are separate streams, each with its own marks. To know which
-row is the last, each stream keeps one row of an open transaction until more of it arrives.
+`tx_end` marks the last row of a transaction. When that row is held, the mark has to move, so the
+rows that pass and the held rows of each table are separate streams, each with its own marks. To
+know which row is the last, each stream keeps one row of an open transaction until more of it
+arrives.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ class SchemaApproval:
     Used by one thread; call `begin` before each reader of the log.
 
     Args:
-        pending: Sequence numbers of the versions that wait for approval, each with the reason; may grow.
+        pending: Sequence numbers of the versions that wait for approval, each with the reason; may
+            grow.
         pauses: Whether versions may be added.
 
     Attributes:

@@ -22,7 +22,8 @@ class FencedRegistry:
         pauses: Whether new versions of known tables wait for approval (`engine.schemas`).
 
     Attributes:
-        pending: Sequence numbers of the versions that wait for approval, each with the reason of the hold.
+        pending: Sequence numbers of the versions that wait for approval, each with the reason of
+            the hold.
     """
 
     def __init__(

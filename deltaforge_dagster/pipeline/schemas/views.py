@@ -103,7 +103,8 @@ def place(database: str | None, name: str) -> Place:
     """Return database, schema and name of a table.
 
     Args:
-        database: The database of all tables of the source; None if full names begin with the database.
+        database: The database of all tables of the source; None if full names begin with the
+            database.
         name: Full name of the table.
     """
     first, _, rest = name.partition(".")

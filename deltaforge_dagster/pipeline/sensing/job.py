@@ -1,7 +1,8 @@
 """The Spark job of sensing: one task examines segments, continuing from what was known before them.
 
-One task takes all segments of a job, in order, because sampling depends on how many events came before. An error
-is reported as a result and never as a failed task, which would make the run replace a working Spark session.
+One task takes all segments of a job, in order, because sampling depends on how many events came
+before. An error is reported as a result and never as a failed task, which would make the run
+replace a working Spark session.
 
 Workers import this module: it needs no Spark.
 """

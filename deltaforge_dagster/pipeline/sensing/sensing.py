@@ -58,8 +58,10 @@ from deltaforge_dagster.tables import fingerprints
 
 _JOB_SEGMENTS = 64
 _JOB_BYTES = 16 << 20
-"""Bytes of segment files in one job: some 300,000 changes, which take one task well below a second. The other
-cores of the Spark server remain for encoding."""
+"""Bytes of segment files in one job: some 300,000 changes, which take one task well below a second.
+
+The other cores of the Spark server remain for encoding.
+"""
 
 _PAUSE_SECONDS = 2.0
 """Pause after a job that took all segments, so that small segments are collected."""
@@ -216,7 +218,8 @@ class Sensing:
             journal_url=self._journal.url,
             paths=paths,
             versions=versions,
-            # Tables that processors have renamed have no registered versions, and are always included.
+            # Tables that processors have renamed have no registered versions, and are always
+            # included.
             states={
                 name: state
                 for name, state in self._states.items()

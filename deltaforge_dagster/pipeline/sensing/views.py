@@ -1,8 +1,8 @@
 """Views of the findings of sensing: commands, the API and Dagster show the same JSON values.
 
-A schema is named by the full name of its table, `schema.table` or `db.table`, followed by `:column` if it describes
-the documents of one column. Without a column it describes all columns of the table that hold documents, as the
-fields of one object. The bare table name is enough if it is unique.
+A schema is named by the full name of its table, `schema.table` or `db.table`, followed by `:column`
+if it describes the documents of one column. Without a column it describes all columns of the table
+that hold documents, as the fields of one object. The bare table name is enough if it is unique.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
 def recent_drift(store: StateStore, loaded: LoadedPipeline, since: float) -> dict[str, list[str]]:
     """Return, by `table.column`, the kinds of drift that were found since a time, seconds since 1970.
 
-    A column of the schema that no event had at all is listed as `missing_column`, whatever the time.
+    A column of the schema that no event had at all is listed as `missing_column`, whatever the
+    time.
     """
     enough = options_of(loaded).sampling.warmup_events
     drifted: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Snapshots: tables are read in chunks while the log is captured, and the chunks are merged into the journal.
 
-`read` plans chunks and has Spark's tasks (`read_job`) write staging files; `chunk_deduplicator` merges them into the
-journal, without the rows that changed since (`deduplicated_rows`) and with those that moved between chunks
-(`relocated_rows`). `request` requests the snapshot that a pipeline file asks for, `liveness` shows which reading runs
-are alive.
+`read` plans chunks and has Spark's tasks (`read_job`) write staging files; `chunk_deduplicator`
+merges them into the journal, without the rows that changed since (`deduplicated_rows`) and with
+those that moved between chunks (`relocated_rows`). `request` requests the snapshot that a pipeline
+file asks for, `liveness` shows which reading runs are alive.
 """

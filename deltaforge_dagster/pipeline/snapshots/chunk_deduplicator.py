@@ -1,10 +1,11 @@
 """Snapshot window deduplication: merge the chunks that a snapshot has read into the journal.
 
-The rows of a chunk are appended to the journal at its end S, between two transactions, once S has passed
-everything that the read could see (`ChunkRow.position`). Changes that the read saw are then before these
-rows in the journal, and later changes after them. Changes committed before S that the read could not see
-are in the journal already, so the chunk's rows that they touched are left out (`deduplicated_rows`). In a
-table without a key nothing identifies these rows: if such a table was changed since, its chunk is read again.
+The rows of a chunk are appended to the journal at its end S, between two transactions, once S has
+passed everything that the read could see (`ChunkRow.position`). Changes that the read saw are then
+before these rows in the journal, and later changes after them. Changes committed before S that the
+read could not see are in the journal already, so the chunk's rows that they touched are left out
+(`deduplicated_rows`). In a table without a key nothing identifies these rows: if such a table was
+changed since, its chunk is read again.
 
 A segment of chunk rows starts and ends at S. It covers no part of the log, like a released hold.
 """
@@ -180,7 +181,8 @@ class ChunkDeduplicator:
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
         held = {**self._registry.held(), **self._approval.kept} if chunks else {}
-        # Set last, and in this order: another thread may read `waits` at any time, and end the run if it is False.
+        # Set last, and in this order: another thread may read `waits` at any time, and end the run
+        # if it is False.
         self._waiting = [chunk for chunk in chunks if chunk.table_name not in held]
         self._looked_at = time.monotonic()
 

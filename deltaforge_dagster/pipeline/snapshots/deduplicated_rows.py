@@ -1,13 +1,13 @@
 """Remove the rows of a snapshot chunk for which the journal already has something newer.
 
-A row of a chunk is left out if a transaction that the read could not see changed it: the journal has its
-newer state already, before the place where the chunk is merged. There is one exception. If all that the
-journal has of a row are updates with missing columns (unchanged TOAST values, MySQL's
-`binlog_row_image`), only the chunk has the other columns. Then these updates are applied to the chunk's row,
-in log order, and the result is kept.
+A row of a chunk is left out if a transaction that the read could not see changed it: the journal
+has its newer state already, before the place where the chunk is merged. There is one exception. If
+all that the journal has of a row are updates with missing columns (unchanged TOAST values, MySQL's
+`binlog_row_image`), only the chunk has the other columns. Then these updates are applied to the
+chunk's row, in log order, and the result is kept.
 
-Keys are compared as JSON text, which is the same for snapshot rows and log rows. Memory grows with the
-number of rows in the chunk, not with the number of changes.
+Keys are compared as JSON text, which is the same for snapshot rows and log rows. Memory grows with
+the number of rows in the chunk, not with the number of changes.
 """
 
 from __future__ import annotations

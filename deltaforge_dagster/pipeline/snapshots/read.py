@@ -6,8 +6,8 @@ continues with exactly the missing chunks. The pipeline's live run merges the ch
 (`chunk_deduplicator`); when the staging files that wait for it reach
 `engine.snapshot.max_staged_bytes`, reading pauses.
 
-Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are
-read at a time as the pipeline file says.
+Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table
+are read at a time as the pipeline file says.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ class SnapshotRun:
         """Return whether the snapshot is still unfinished; check its source every `GUARD_SECONDS`.
 
         Raises:
-            SourceMisconfigured: The source no longer retains what the snapshot needs, which is cancelled.
+            SourceMisconfigured: The source no longer retains what the snapshot needs, which is
+                cancelled.
         """
         if time.monotonic() - self._guarded_at >= GUARD_SECONDS:
             self._guarded_at = time.monotonic()
@@ -323,7 +324,8 @@ def first_not_visible(store: StateStore, before: PipelineRow, read_view: str) ->
         read_view: What the read could see.
 
     Returns:
-        The number; None if the journal no longer reaches back that far, so that the chunk must be read again.
+        The number; None if the journal no longer reaches back that far, so that the chunk must be
+        read again.
     """
     seen = parse_read_view(read_view)
     if seen.covers(_captured(before)):

@@ -5,10 +5,11 @@ from one chunk to another, and if a chunk that the row may have moved into is me
 being merged and its read did not see the update. A chunk that is merged later, and whose read saw
 the update, cannot have missed the row.
 
-The new keys of such rows are recorded before their segment is added to the journal, so that a crash loses
-none. Some of these rows were read after all; they are then delivered again, as they are. When all chunks of
-the table are merged, one more chunk is planned that reads these keys in one transaction. Rows that get a new
-key between planning and reading are recorded again; there are fewer of them in each round.
+The new keys of such rows are recorded before their segment is added to the journal, so that a crash
+loses none. Some of these rows were read after all; they are then delivered again, as they are. When
+all chunks of the table are merged, one more chunk is planned that reads these keys in one
+transaction. Rows that get a new key between planning and reading are recorded again; there are
+fewer of them in each round.
 """
 
 from __future__ import annotations

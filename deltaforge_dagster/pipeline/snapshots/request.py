@@ -1,8 +1,8 @@
 """Request the snapshot that the pipeline file asks for (`snapshot.mode` of its source), if any.
 
-`initial` requests one snapshot once the pipeline has a start position, unless it took over from DeltaForge or
-another reader, which has already delivered the existing rows. `always` requests one for each version of the
-file. Neither requests a cancelled snapshot again.
+`initial` requests one snapshot once the pipeline has a start position, unless it took over from
+DeltaForge or another reader, which has already delivered the existing rows. `always` requests one
+for each version of the file. Neither requests a cancelled snapshot again.
 
 A sink that is added with `start: snapshot` gets a snapshot of its own, unless one for all sinks was
 requested in the meantime.

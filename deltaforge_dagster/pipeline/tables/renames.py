@@ -131,7 +131,8 @@ def check_certain(versions: Sequence[Mapping[str, str]], table: str, command: st
     """Reject a table if it is not certain which columns of its versions are the same column.
 
     Args:
-        versions: By name of a column what identifies it, of each version that rows of the commit have.
+        versions: By name of a column what identifies it, of each version that rows of the commit
+            have.
         table: Name of the table, for the message.
         command: The command that has it loaded again.
 

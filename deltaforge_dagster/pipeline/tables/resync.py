@@ -23,13 +23,15 @@ def request_resync(
         store: The state store.
         loaded: The pipeline, registered with its file.
         sink: The sink, which keeps tables.
-        tables: Full names of the source's tables; empty for all that the sink has written or tried to.
+        tables: Full names of the source's tables; empty for all that the sink has written or tried
+            to.
 
     Returns:
         Full names of the source's tables.
 
     Raises:
-        NotAllowed: There is no such sink or table, the sink writes no tables, or a resync of one of them has begun.
+        NotAllowed: There is no such sink or table, the sink writes no tables, or a resync of one of
+            them has begun.
         TableRejected: The sink cannot have such a table.
     """
     resynced = resynced_tables(store, loaded, sink, tables)

@@ -172,7 +172,8 @@ class CommitStager(ABC, Generic[_Config]):
         """Return a table without changes, with columns and key of the current table version.
 
         Raises:
-            TableRejected: No table of the source has this destination, or it cannot have these columns.
+            TableRejected: No table of the source has this destination, or it cannot have these
+                columns.
         """
         for history in self._store.schemas.histories(self._spec.metadata.name):
             current = history.current.table

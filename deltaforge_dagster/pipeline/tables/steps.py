@@ -88,7 +88,8 @@ def step_plan(
     """Return the steps of a table.
 
     Args:
-        rekeys: Updates that change the key and lack values: `old` and `new` hash of the key, `segment`, `ordinal`.
+        rekeys: Updates that change the key and lack values: `old` and `new` hash of the key,
+            `segment`, `ordinal`.
         truncates: Places of the truncates, segment and ordinal.
         together: Whether all keys have the same level.
     """

@@ -1,13 +1,14 @@
 """The `javascript` processor: a user's script over batches of the change frame.
 
-The script gets native events and returns events (`script`). This module converts a batch to JSON for the
-script, and the script's result back to a change frame: each row is copied from the row that it comes from,
-and only the columns that differ are replaced. So a row keeps its log position, its transaction
-and its key, whatever the script does to its images. `before`, `after`, `tags`, `op`, `ts_ms`, the names in
-`source`, `synthetic` and routes are read back; changes of other keys of an event are lost.
+The script gets native events and returns events (`script`). This module converts a batch to JSON
+for the script, and the script's result back to a change frame: each row is copied from the row that
+it comes from, and only the columns that differ are replaced. So a row keeps its log position, its
+transaction and its key, whatever the script does to its images. `before`, `after`, `tags`, `op`,
+`ts_ms`, the names in `source`, `synthetic` and routes are read back; changes of other keys of an
+event are lost.
 
-An event without an id, or with an id that is not in the batch, is new: it gets the log position of the
-event before it. The chain assigns ids to rows whose ids are missing or repeated.
+An event without an id, or with an id that is not in the batch, is new: it gets the log position of
+the event before it. The chain assigns ids to rows whose ids are missing or repeated.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class JavaScript:
         """Return the result of one call of the script with a batch of the change frame.
 
         Raises:
-            ProcessorFailed: The script failed, reached a limit, or returned something other than events.
+            ProcessorFailed: The script failed, reached a limit, or returned something other than
+                events.
         """
         if not frame.num_rows:
             return frame

@@ -6,15 +6,15 @@ A script has one of three forms::
     (event) => { ...; return [event]; }                      called for each event
     ...; return [event];                                     the same, with `event` in scope
 
-It returns the events to pass on: an array, a single object, or nothing to pass on the events that it was
-given, modified or not. State at the script's top level is kept between calls for the lifetime of the
-engine: until a failure, or until the process ends. V8 has no files, no network
-and no modules, and its timers are removed.
+It returns the events to pass on: an array, a single object, or nothing to pass on the events that
+it was given, modified or not. State at the script's top level is kept between calls for the
+lifetime of the engine: until a failure, or until the process ends. V8 has no files, no network and
+no modules, and its timers are removed.
 
-`javascript.js` beside this module moves events into and out of the engine. The limits apply to each call of
-the script, not to that transfer: `cpu_ms` is processor time of the process, `timeout_ms` is elapsed time,
-`mem_mb` is the isolate's heap. After an error or a reached limit the engine is discarded, so a retry of the
-batch starts from the same state as a new run.
+`javascript.js` beside this module moves events into and out of the engine. The limits apply to each
+call of the script, not to that transfer: `cpu_ms` is processor time of the process, `timeout_ms` is
+elapsed time, `mem_mb` is the isolate's heap. After an error or a reached limit the engine is
+discarded, so a retry of the batch starts from the same state as a new run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Script:
             `[number, differences]` for each event; see `give` in `javascript.js`.
 
         Raises:
-            ProcessorFailed: The script threw, returned something other than events, or reached a limit.
+            ProcessorFailed: The script threw, returned something other than events, or reached a
+                limit.
         """
         engine = self._started()
         try:
@@ -104,7 +105,8 @@ class _Engine:
     """An isolate with the script in it, and the event loop that awaits its calls."""
 
     def __init__(self, name: str, source: str, limits: CallLimits) -> None:
-        # Not imported at the top: V8 starts threads, which a process that forks workers must not have.
+        # Not imported at the top: V8 starts threads, which a process that forks workers must not
+        # have.
         from py_mini_racer._mini_racer import mini_racer  # noqa: PLC0415
 
         self._name = name
@@ -143,7 +145,8 @@ class _Engine:
             # V8 rejects a `return` outside of a function: the script is the body of one.
             if "Illegal return statement" not in str(error):
                 raise
-            # On the same line as the script's first line, so that line numbers are those of the script.
+            # On the same line as the script's first line, so that line numbers are those of the
+            # script.
             return self._checked(f"(event) => {{{source}\n}}"), True
         batch = self._evaluated("typeof processBatch === 'function' ? processBatch : null")
         if batch is not None:

@@ -1,8 +1,8 @@
 """Detect numbers in row images that another language would spell differently.
 
-`1.10`, `2e3` and `12345678901234567890` are valid JSON, but a program that reads them as doubles and
-writes them again changes them to `1.1`, `2000` and `12345678901234567000`. Code that passes images to
-such a program checks here whether it has to preserve the spelling.
+`1.10`, `2e3` and `12345678901234567890` are valid JSON, but a program that reads them as doubles
+and writes them again changes them to `1.1`, `2000` and `12345678901234567000`. Code that passes
+images to such a program checks here whether it has to preserve the spelling.
 """
 
 from __future__ import annotations

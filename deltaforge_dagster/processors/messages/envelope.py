@@ -1,8 +1,8 @@
 """Build the JSON text of events in each envelope, for whole batches of the change frame.
 
-Row images, DDL payloads and tags are already JSON text in the frame, so an envelope only concatenates
-texts, and nothing is parsed or serialized again. Plain text from elsewhere (names of databases, schemas,
-tables, log files) is escaped, once per name and batch.
+Row images, DDL payloads and tags are already JSON text in the frame, so an envelope only
+concatenates texts, and nothing is parsed or serialized again. Plain text from elsewhere (names of
+databases, schemas, tables, log files) is escaped, once per name and batch.
 
 The *native* event, its keys in this order::
 
@@ -10,9 +10,9 @@ The *native* event, its keys in this order::
     op ts_ms [transaction{id}] event_id tenant_id [schema_version] [schema_sequence] [ddl] [tags]
     [synthetic] [tx_end]
 
-Keys in brackets are absent when unset; the others are then `null`. The position keys depend on
-the kind of source (`SourceType.position_fields`); a snapshot row has none. A DDL event also has `"op":"r"`; its
-`ddl` and its position distinguish it from a snapshot row.
+Keys in brackets are absent when unset; the others are then `null`. The position keys depend on the
+kind of source (`SourceType.position_fields`); a snapshot row has none. A DDL event also has
+`"op":"r"`; its `ddl` and its position distinguish it from a snapshot row.
 
 The *debezium* envelope is `{"schema":null,"payload":<native event>}`. *cloudevents* is an event in
 CloudEvents' JSON format ("CloudEvents - Version 1.0.2", "JSON Event Format")::
@@ -21,8 +21,8 @@ CloudEvents' JSON format ("CloudEvents - Version 1.0.2", "JSON Event Format")::
     time 2025-01-02T03:04:05.006Z   datacontenttype "application/json"   subject <table>
     data{before after op [ddl]}
 
-A table is `schema.table`, or `db.table` if the source has no schemas. `<what>` is one of
-`created`, `updated`, `deleted`, `snapshot`, `truncated`. Only DDL events have `ddl`; their `<what>` is
+A table is `schema.table`, or `db.table` if the source has no schemas. `<what>` is one of `created`,
+`updated`, `deleted`, `snapshot`, `truncated`. Only DDL events have `ddl`; their `<what>` is
 `snapshot`, because their `op` is `r`.
 """
 
@@ -79,9 +79,9 @@ class EventOrigin:
 Envelope: TypeAlias = "Callable[[EventOrigin, pa.RecordBatch], pa.StringArray]"
 """Builds the message of each row of a change frame.
 
-In every envelope, a row that a processor marked `raw_payload` becomes just its `after` image, or `null`; an
-image that is a JSON string becomes its text, without quotes. Raises `UnsupportedEvent` if the texts need
-more than 2 GiB.
+In every envelope, a row that a processor marked `raw_payload` becomes just its `after` image, or
+`null`; an image that is a JSON string becomes its text, without quotes. Raises `UnsupportedEvent`
+if the texts need more than 2 GiB.
 """
 
 

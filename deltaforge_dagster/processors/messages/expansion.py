@@ -2,9 +2,9 @@
 
 Kafka's log compaction keeps the last record of each key forever, unless that record is a
 *tombstone*, a record without a value ("Kafka documentation", "Log Compaction"). And an update that
-changes a row's key is a record of the new key only, so a consumer that keeps a state per key would keep
-the state of the old key. Therefore a change frame can be *expanded* by rows that follow the change that
-they belong to, with the same ordinal, in this order::
+changes a row's key is a record of the new key only, so a consumer that keeps a state per key would
+keep the state of the old key. Therefore a change frame can be *expanded* by rows that follow the
+change that they belong to, with the same ordinal, in this order::
 
     delete                        an update that changes its key
     CHANGE      the delete        SPLIT            the update
@@ -12,14 +12,14 @@ they belong to, with the same ordinal, in this order::
                                   HALF_TOMBSTONE   old key
                                   INSERT_HALF      after image, new key
 
-A sink's `RowSelection` says which of these rows the sink gets: one that splits updates gets the halves
-instead of the update. A half is an ordinary delete or insert in every envelope.
+A sink's `RowSelection` says which of these rows the sink gets: one that splits updates gets the
+halves instead of the update. A half is an ordinary delete or insert in every envelope.
 
 The old key has the columns of `key`, which is the new key, with their values in the before image.
 If the before image lacks one of them, the update is not split. Values are compared as JSON text.
 
-Every message has a unique id: the first message of a change has the change's id, the ids of the others
-are a function of that id and their role (`copy_id`).
+Every message has a unique id: the first message of a change has the change's id, the ids of the
+others are a function of that id and their role (`copy_id`).
 """
 
 # ruff: noqa: C901, PLR0917 - kernels are flat loops over bytes, see `kernels.runtime`
@@ -59,8 +59,8 @@ class RowSelection:
     Attributes:
         splits: Whether an update that changes the key is delivered as delete and insert.
         tombstones: Whether a tombstone follows each delete.
-        skipped: Ops to leave out (`c`, `u`, `d`, `r`, `t`); the halves of an update count as delete and
-            insert, a tombstone counts as a delete.
+        skipped: Ops to leave out (`c`, `u`, `d`, `r`, `t`); the halves of an update count as delete
+            and insert, a tombstone counts as a delete.
         captured: Whether to include events that were captured from the source.
         synthetic: Whether to include events that processors created.
         producers: If not empty, only events that these processors created.
@@ -293,7 +293,8 @@ def _old_key(
     """Write the key with the old row's values.
 
     Returns:
-        The position after the key; `_SAME` if it equals the new key; `_NO_COLUMN` if the old row lacks a
+        The position after the key; `_SAME` if it equals the new key; `_NO_COLUMN` if the old row
+        lacks a
         column of it.
     """
     if key[at] != OPEN_BRACE or old[first] != OPEN_BRACE:

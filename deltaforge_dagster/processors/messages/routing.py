@@ -1,11 +1,12 @@
 """Compute destinations and keys of messages, for whole batches of the change frame.
 
-For destination and key alike, a value that a processor set on the event takes precedence over the sink's
-template. Without a template the key is the event id (`message_key`); the row's primary key, for sinks in
-which the key decides the order of changes (`row_key`); or null, for sinks that need none (`set_key`).
+For destination and key alike, a value that a processor set on the event takes precedence over the
+sink's template. Without a template the key is the event id (`message_key`); the row's primary key,
+for sinks in which the key decides the order of changes (`row_key`); or null, for sinks that need
+none (`set_key`).
 
-A variable is a path into the native event, or into the row's primary key. Its text is the content of a
-string, or the JSON text of any other value, as in the event; a null or missing value is
+A variable is a path into the native event, or into the row's primary key. Its text is the content
+of a string, or the JSON text of any other value, as in the event; a null or missing value is
 *unresolved*. That is an error in a destination, and empty text in a key.
 """
 
@@ -58,8 +59,9 @@ def destination(template: Template, origin: EventOrigin, frame: pa.RecordBatch) 
 def url(template: Template, origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the destinations that are URLs; null where a variable is unresolved.
 
-    Values of variables are percent-encoded, except letters, digits and `-._~` (RFC 6570, "Simple String
-    Expansion"), so that a value never becomes another part of the URL. A URL that a processor set stays as it is.
+    Values of variables are percent-encoded, except letters, digits and `-._~` (RFC 6570, "Simple
+    String Expansion"), so that a value never becomes another part of the URL. A URL that a
+    processor set stays as it is.
     """
     urls = _text(template, origin, frame, _percent_encoded)
     return _destination(urls, template, origin, frame)

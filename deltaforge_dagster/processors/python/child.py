@@ -1,14 +1,14 @@
 """Run a user's function in a child process, which can be killed whatever the function does.
 
-Threads cannot be killed, nor can C code that ignores signals be interrupted, but a process can be killed. The
-child is a new interpreter rather than a fork, so it has neither the worker's threads nor its sockets, which
-would stay open while the child hangs. It loads the module once and serves calls until its parent closes the
-connection.
+Threads cannot be killed, nor can C code that ignores signals be interrupted, but a process can be
+killed. The child is a new interpreter rather than a fork, so it has neither the worker's threads
+nor its sockets, which would stay open while the child hangs. It loads the module once and serves
+calls until its parent closes the connection.
 
-The parent sends tables as Arrow streams. Each answer is one byte for its kind, followed by its content: a
-table as an Arrow stream, or a failure as text. If an answer does not come in time, the child is killed
-with SIGKILL, and the next call starts another one. If the parent is killed in the meantime, a kernel timer
-ends a child whose call hangs.
+The parent sends tables as Arrow streams. Each answer is one byte for its kind, followed by its
+content: a table as an Arrow stream, or a failure as text. If an answer does not come in time, the
+child is killed with SIGKILL, and the next call starts another one. If the parent is killed in the
+meantime, a kernel timer ends a child whose call hangs.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class FunctionInChild:
         """Return the function's result for events, with the columns and types of `KINDS`.
 
         Raises:
-            ProcessorFailed: The function raised, returned something other than events, exceeded its time
-                limit, or ended its process.
+            ProcessorFailed: The function raised, returned something other than events, exceeded its
+                time limit, or ended its process.
         """
         child = self._started()
         sink = pa.BufferOutputStream()

@@ -1,8 +1,8 @@
 """Load and call the user's function of a `python` processor, and check its result.
 
-The function gets an Arrow table or a pandas data frame with the columns in `GIVEN` and returns one with the
-same columns. Errors report only the class and line of an exception, because its message may contain values
-of rows.
+The function gets an Arrow table or a pandas data frame with the columns in `GIVEN` and returns one
+with the same columns. Errors report only the class and line of an exception, because its message
+may contain values of rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Find, hash and load the modules with the user functions that pipeline files name.
 
 A module is searched in the directory that the file names, then on Python's module search path. Each
-processor reloads it, together with the modules beside it: a changed file takes effect with the next chain,
-although Spark workers live longer, and a module's state belongs to one processor of one run. Other modules
-(installed packages), except the named one itself, are loaded once per worker.
+processor reloads it, together with the modules beside it: a changed file takes effect with the next
+chain, although Spark workers live longer, and a module's state belongs to one processor of one run.
+Other modules (installed packages), except the named one itself, are loaded once per worker.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The `python` processor: a user's function over batches of the change frame.
 
-The function gets a table and returns one, with one row per event (`function`). It gets the columns in
-`GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are identified by their
-`event_id`: a row with the id of an input event keeps that event's log position, transaction and schema. A row
-with another id, or null, is new and gets the log position of the event before it. The chain handles
-repeated and new ids.
+The function gets a table and returns one, with one row per event (`function`). It gets the columns
+in `GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are
+identified by their `event_id`: a row with the id of an input event keeps that event's log position,
+transaction and schema. A row with another id, or null, is new and gets the log position of the
+event before it. The chain handles repeated and new ids.
 
-Changed values are checked: row images must be JSON objects, because they are not parsed again on the way to
-a sink.
+Changed values are checked: row images must be JSON objects, because they are not parsed again on
+the way to a sink.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Python:
         """Return the function's result for a batch of the change frame.
 
         Raises:
-            ProcessorFailed: The function raised, returned something other than events, or took too long.
+            ProcessorFailed: The function raised, returned something other than events, or took too
+                long.
         """
         if not frame.num_rows:
             return frame

@@ -1,11 +1,13 @@
 """Set or remove one field of row images, and leave every other byte unchanged.
 
-Images are not parsed and serialized again, because that could change the spelling of numbers and escapes.
-Instead the field is located in the text, and the text around it is copied. Python's scanner handles the
-rare objects in which a name has an escape or is duplicated: all fields with the name are set, or removed.
+Images are not parsed and serialized again, because that could change the spelling of numbers and
+escapes. Instead the field is located in the text, and the text around it is copied. Python's
+scanner handles the rare objects in which a name has an escape or is duplicated: all fields with the
+name are set, or removed.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The Python side of the `sql` processor: it writes the values that Spark computed into the rows.
 
-Spark computes the expressions between two stages of the chain (`transit`, and `pipeline.process.expressions`). Each
-row arrives with an additional column for each expression, numbered in the order of
-`SqlProcessor.computed`: a boolean for `where`; for `set` a value of any type that has a JSON form, or
-the JSON text of a VARIANT; and text for `route`.
+Spark computes the expressions between two stages of the chain (`transit`, and
+`pipeline.process.expressions`). Each row arrives with an additional column for each expression,
+numbered in the order of `SqlProcessor.computed`: a boolean for `where`; for `set` a value of any
+type that has a JSON form, or the JSON text of a VARIANT; and text for `route`.
 
 All expressions see the original row. Only the fields that the block names are written; every other
 byte of the images stays unchanged.

@@ -1,9 +1,9 @@
 """The form in which rows pass through Spark's own engine, from one stage of a chain to the next.
 
-Between Python workers, rows pass through the JVM, which converts every column of them. So only the columns
-that SQL reads are passed as columns. Everything else is packed: the first row of each batch holds the whole
-batch as an Arrow stream, and the other rows hold null. The packed batches come back unchanged, together
-with the values computed for each row.
+Between Python workers, rows pass through the JVM, which converts every column of them. So only the
+columns that SQL reads are passed as columns. Everything else is packed: the first row of each batch
+holds the whole batch as an Arrow stream, and the other rows hold null. The packed batches come back
+unchanged, together with the values computed for each row.
 
 The rows of a segment are enclosed by two *notes*, rows that hold only JSON text: the first
 identifies the segment, the last reports the outcome.
@@ -63,8 +63,8 @@ def packed(columns: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
 def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
     """Yield the notes and the unpacked batches that Spark returns.
 
-    The computed columns follow the batch's own columns. Spark may return the rows in batches of other
-    sizes, but in order.
+    The computed columns follow the batch's own columns. Spark may return the rows in batches of
+    other sizes, but in order.
     """
     whole: pa.RecordBatch | None = None
     parts: list[pa.RecordBatch] = []

@@ -61,15 +61,16 @@ class ClickhouseSinkConfig(TableSinkConfig):
     database: Text
     """The database of the tables. It must exist."""
     table: TableTemplate = "${source.table}"
-    """Template of the tables' names in the database: the name of one table, or with `${source.table}`. The other
-    variables are `${source.db}` and `${source.schema}`. Each captured table needs a name of its own.
+    """Template of the tables' names in the database: the name of one table, or with
+    `${source.table}`. The other variables are `${source.db}` and `${source.schema}`. Each captured
+    table needs a name of its own.
     """
     mode: Annotated[
         Literal["changelog", "current"], BeforeValidator(_mode), AlsoAccepts({"const": "upsert"})
     ] = "changelog"
-    """What a table has: a row for every change (`changelog`), or the source's rows as they are now (`current`),
-    which queries read with `FINAL` ([clickhouse.md](clickhouse.md)). `upsert`, as DeltaForge calls it, is accepted for
-    `current`.
+    """What a table has: a row for every change (`changelog`), or the source's rows as they are now
+    (`current`), which queries read with `FINAL` ([clickhouse.md](clickhouse.md)). `upsert`, as
+    DeltaForge calls it, is accepted for `current`.
     """
     user: Text | None = None
     """The user; by default `default`."""
@@ -78,13 +79,16 @@ class ClickhouseSinkConfig(TableSinkConfig):
     tls: ClickhouseTls | None = None
     """TLS, for `https://`."""
     version_source: Literal["source_position", "ts_ms"] = "source_position"
-    """What `_version` is made of: the position in the source's log, which orders the changes of a row exactly, or
-    the time of the change, which [does not always](clickhouse.md#versions).
+    """What `_version` is made of: the position in the source's log, which orders the changes of a
+    row exactly, or the time of the change, which [does not always](clickhouse.md#versions).
     """
     send_timeout_secs: Seconds = 30.0
     """How long the server may go without accepting or sending a byte; it answers when a query has ended."""
     auto_create: bool = True
-    """Whether the sink creates tables, and adds and widens columns. Otherwise a table must exist with all of its columns."""
+    """Whether the sink creates tables, and adds and widens columns.
+
+    Otherwise a table must exist with all of its columns.
+    """
 
     @field_validator("table")
     @classmethod

@@ -34,7 +34,8 @@ class Inserts:
         Args:
             name: The table's name as it is written in queries.
             rows: The rows.
-            token: Deduplication token: an INSERT with one that the table remembers adds nothing. None for none.
+            token: Deduplication token: an INSERT with one that the table remembers adds nothing.
+                None for none.
         """
         columns = ", ".join(map(quoted, rows.schema.names))
         query = f"INSERT INTO {name} ({columns}) FORMAT ArrowStream"

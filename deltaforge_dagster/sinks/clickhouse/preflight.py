@@ -23,7 +23,8 @@ def findings(config: ClickhouseSinkConfig, names: Sequence[str]) -> list[Finding
 
     Args:
         config: The sink.
-        names: Its tables, as far as the file determines them; what depends on changes is a template.
+        names: Its tables, as far as the file determines them; what depends on changes is a
+            template.
 
     Raises:
         DeltaforgeError: The server cannot be reached, or refuses the user.

@@ -57,7 +57,8 @@ class TableMark:
         uid, pipeline, sink: See `TableOwner`.
         source: Name of the source's table.
         log: Identity of the server whose log the rows' positions are of.
-        columns: What identifies columns of the source, by name (`StagedTable.identities`), as far as that is known.
+        columns: What identifies columns of the source, by name (`StagedTable.identities`), as far
+            as that is known.
     """
 
     uid: str
@@ -253,7 +254,8 @@ class ClickhouseTarget:
         The comment of the table is updated after each renamed column.
 
         Raises:
-            TableRejected: It is not certain which column is which, or the table cannot have the names.
+            TableRejected: It is not certain which column is which, or the table cannot have the
+                names.
         """
         identities = {} if mark is None else dict(mark.columns)
         names = {name: name for name in existing.columns}

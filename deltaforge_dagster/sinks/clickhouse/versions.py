@@ -8,16 +8,18 @@ bits
 21-0    place of the change in the segment; that of a later one than 4,194,303 runs over into the milliseconds
 ======  ===========================================================================================================
 
-A segment ends between two transactions, and all of its changes have committed up to there: so versions are in the order of
-commits, and within a transaction in that of its changes. PostgreSQL's log alone has no such number, because transactions are
-interleaved in it. If two segments end at the same position, one has changes that were read from the
-log, and the other was added after it without reading the log: snapshot rows or released changes.
+A segment ends between two transactions, and all of its changes have committed up to there: so
+versions are in the order of commits, and within a transaction in that of its changes. PostgreSQL's
+log alone has no such number, because transactions are interleaved in it. If two segments end at the
+same position, one has changes that were read from the log, and the other was added after it without
+reading the log: snapshot rows or released changes.
 
-The version of a change depends on how the log is cut into segments, which is not the same if it is captured again (a
-rebuilt journal, another state store). But the newest change of a row has the greatest version whatever was delivered
-before. Let `a` be delivered from a segment that ends at `A`, and let `b` be a later change of the row, now in a segment
-that ends at `B`. If `B` is below `A`, the segment of `a` had `b` in it as well, and so its commit has delivered `b`
-already, after `a`. Otherwise the version of `b` is greater.
+The version of a change depends on how the log is cut into segments, which is not the same if it is
+captured again (a rebuilt journal, another state store). But the newest change of a row has the
+greatest version whatever was delivered before. Let `a` be delivered from a segment that ends at
+`A`, and let `b` be a later change of the row, now in a segment that ends at `B`. If `B` is below
+`A`, the segment of `a` had `b` in it as well, and so its commit has delivered `b` already, after
+`a`. Otherwise the version of `b` is greater.
 
 With `version_source: ts_ms` the upper half is the time of the change in milliseconds.
 """
@@ -45,7 +47,8 @@ class SegmentPlace:
     """Where a segment is in the source's log.
 
     Attributes:
-        start, position: Numbers of the positions at which it starts and ends; None if they have none.
+        start, position: Numbers of the positions at which it starts and ends; None if they have
+            none.
         created_at: See `StagedSegment`.
     """
 

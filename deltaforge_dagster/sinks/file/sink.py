@@ -4,9 +4,9 @@ Files are only appended to, and flushed to disk before the batch is acknowledged
 lines are in the order of the log; a batch for several files is written to one after the other.
 Delivery is at least once: after an error or a crash the whole batch is written again.
 
-A resumed file never contains partial lines: whatever a crash or a full disk left after the last line
-break is cut off before anything is appended. A file is locked (`flock`) while it is written, so that
-a stalled writer and its successor cannot mix their lines.
+A resumed file never contains partial lines: whatever a crash or a full disk left after the last
+line break is cut off before anything is appended. A file is locked (`flock`) while it is written,
+so that a stalled writer and its successor cannot mix their lines.
 
 A line has room for the value only, and a replay must not change a byte of it. A replay therefore
 marks its messages by their destination: it writes to `<path>.replay-<run>`, next to the file, and
@@ -88,8 +88,8 @@ class FileSink:
         """Append the batch's values to their files and return the last ordinal.
 
         Raises:
-            SinkUnavailable: No space, an I/O error, another process is writing the file, or the sink
-                is closed.
+            SinkUnavailable: No space, an I/O error, another process is writing the file, or the
+                sink is closed.
             PermissionMissing: The user may not write the file.
             SinkRejected: The path cannot be a file, or a value contains a line break.
         """

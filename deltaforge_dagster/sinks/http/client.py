@@ -1,6 +1,7 @@
 """Makes one request and says what its response means.
 
-A request has a time limit for everything, connecting included. The client follows no redirects, uses no proxy, and stores no cookies.
+A request has a time limit for everything, connecting included. The client follows no redirects,
+uses no proxy, and stores no cookies.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class ClientSettings:
 def signature(secret: str, seconds: int, body: bytes) -> str:
     """Return the signature of a body: `t=<seconds>,v1=<hex>`.
 
-    The hex digits are HMAC-SHA256, with the secret as key, of `<seconds>.<body>`. `seconds` is the Unix time of the attempt.
+    The hex digits are HMAC-SHA256, with the secret as key, of `<seconds>.<body>`. `seconds` is the
+    Unix time of the attempt.
     """
     digest = hmac.new(secret.encode(), b"%d.%b" % (seconds, body), hashlib.sha256)
     return f"t={seconds},v1={digest.hexdigest()}"
@@ -155,9 +157,11 @@ class HttpClient:
         """Make a request; return None once its messages are acknowledged, or why they never can be.
 
         Raises:
-            SinkUnavailable: The server cannot be reached, does not answer in time, or cannot accept the messages now.
+            SinkUnavailable: The server cannot be reached, does not answer in time, or cannot accept
+                the messages now.
             AuthFailed: It refused the credentials.
-            SinkRejected: Its certificate is not trusted, it answers with a redirect, or its address is not allowed.
+            SinkRejected: Its certificate is not trusted, it answers with a redirect, or its address
+                is not allowed.
         """
         where = f"sink {self._sink_id}: {origin_of(request.url)}"
         headers = request.headers

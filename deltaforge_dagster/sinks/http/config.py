@@ -79,7 +79,10 @@ class HttpTls(Block):
     key_file: Text | None = None
     """A file with the certificate's private key, PEM, if `certificate_file` does not hold it."""
     insecure_skip_verify: bool = False
-    """Accept any certificate. Whoever is between this machine and the server can then read and change everything."""
+    """Accept any certificate.
+
+    Whoever is between this machine and the server can then read and change everything.
+    """
 
     @model_validator(mode="after")
     def _check_key(self) -> HttpTls:
@@ -96,17 +99,24 @@ class HttpSinkConfig(MessageSinkConfig):
     takes_bytes: ClassVar[bool] = True
 
     url: Annotated[TemplateText, AfterValidator(_url)]
-    """Template of the URL. Values of variables are percent-encoded. Where it is shown, everything in it is shown: a secret
+    """Template of the URL.
+
+    Values of variables are percent-encoded. Where it is shown, everything in it is shown: a secret
     belongs into a header.
     """
     method: Annotated[str, Field(pattern=f"^{TOKEN}$")] = "POST"
     """The method of the requests."""
     headers: Mapping[str, SecretStr] = {}
-    """Headers of every request. Values are templates; an unresolved variable becomes empty text. A header of the change itself
+    """Headers of every request.
+
+    Values are templates; an unresolved variable becomes empty text. A header of the change itself
     (`additional_headers` of an outbox) takes precedence.
     """
     batch_mode: bool = False
-    """Whether a request holds many messages. Those of a request are consecutive and have the same URL and headers."""
+    """Whether a request holds many messages.
+
+    Those of a request are consecutive and have the same URL and headers.
+    """
     batch_format: Literal["array", "ndjson"] = "array"
     """The body of a request in batch mode: a JSON array, or one message per line (`application/x-ndjson`)."""
     batch_max_events: Count = 500
@@ -118,7 +128,10 @@ class HttpSinkConfig(MessageSinkConfig):
     ([guarantees](guarantees.md#http)).
     """
     signature_secret: FilledSecret | None = None
-    """The secret with which requests are signed ([HTTP](http.md#signatures)). Without it they are not."""
+    """The secret with which requests are signed ([HTTP](http.md#signatures)).
+
+    Without it they are not.
+    """
     signature_header: _HeaderName = "deltaforge-signature"
     """Name of the header with the signature."""
     send_timeout_secs: Seconds = 10.0
@@ -128,12 +141,13 @@ class HttpSinkConfig(MessageSinkConfig):
     connect_timeout_secs: Seconds = 5.0
     """The timeout of one connection attempt."""
     tls: HttpTls | None = None
-    """How `https://` servers are verified; by default, with the authorities that Python's `certifi` knows, or those of
-    `SSL_CERT_FILE`.
+    """How `https://` servers are verified; by default, with the authorities that Python's `certifi`
+    knows, or those of `SSL_CERT_FILE`.
     """
     allow_private: bool | None = None
-    """Whether the server may have a private, loopback or link-local address; checked for the address of each connection. By
-    default a pipeline of a file may call any address, and one that was created by the REST API only public ones.
+    """Whether the server may have a private, loopback or link-local address; checked for the
+    address of each connection. By default a pipeline of a file may call any address, and one that
+    was created by the REST API only public ones.
     """
 
     @field_validator("headers")

@@ -1,10 +1,11 @@
 """Connections to HTTP servers: to checked addresses only, with a deadline, and ended from any thread.
 
-Implements httpcore's `NetworkBackend`. An address is checked after the name was resolved, and exactly that address is connected
-to, so a name that resolves differently the next time opens no way around the check.
+Implements httpcore's `NetworkBackend`. An address is checked after the name was resolved, and
+exactly that address is connected to, so a name that resolves differently the next time opens no way
+around the check.
 
-A connection that is given up, because a call failed or the sink was closed, is reset and not closed in an orderly way:
-what the server has not yet been sent then never arrives.
+A connection that is given up, because a call failed or the sink was closed, is reset and not closed
+in an orderly way: what the server has not yet been sent then never arrives.
 """
 
 from __future__ import annotations

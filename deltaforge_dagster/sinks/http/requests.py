@@ -54,7 +54,8 @@ class RequestForm:
         max_events: The most messages of such a request.
         max_bytes: The largest body of such a request; only a single change may be larger.
         keyed: Whether requests need `HttpRequest.keys`, because several are under way at once.
-        row_keys: Whether the key of a message is that of its row; one without such a key then has its event id as key.
+        row_keys: Whether the key of a message is that of its row; one without such a key then has
+            its event id as key.
     """
 
     content_type: str = "application/json"
@@ -78,7 +79,8 @@ class HttpRequest:
         url: Where it goes.
         headers: Its headers.
         body: Its body.
-        keys: Numbers of the keys of its messages; None if it must not overtake anything, or be overtaken.
+        keys: Numbers of the keys of its messages; None if it must not overtake anything, or be
+            overtaken.
         attempts: How often it has failed.
         not_before: Monotonic time of the next attempt.
     """

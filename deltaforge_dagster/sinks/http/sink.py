@@ -1,8 +1,8 @@
 """The HTTP sink: each message, or a batch of them, is a request.
 
-Delivery is at least once. A request counts as delivered when a response with a status of 2xx has arrived; a receiver can drop an
-`idempotency-key` that it has seen. `requests` says what a request looks like, `answers` what a response means, and `flight`
-in which order requests are made.
+Delivery is at least once. A request counts as delivered when a response with a status of 2xx has
+arrived; a receiver can drop an `idempotency-key` that it has seen. `requests` says what a request
+looks like, `answers` what a response means, and `flight` in which order requests are made.
 
 HTTP cannot take a request back: one that got no answer may still have an effect, even after it was
 repeated and later ones were made. The repeated request has the same idempotency key, so a receiver
@@ -82,9 +82,10 @@ class HttpSink:
         Raises:
             SinkUnavailable: Connection lost, timeout, a status that is not final, closed.
             AuthFailed: The server refused the credentials.
-            SinkRejected: It answers with a redirect, its certificate is not trusted, or its address is not allowed.
-            Undeliverable: A message cannot be a request, or the server refuses it. All messages before its
-                change were delivered.
+            SinkRejected: It answers with a redirect, its certificate is not trusted, or its address
+                is not allowed.
+            Undeliverable: A message cannot be a request, or the server refuses it. All messages
+                before its change were delivered.
         """
         with self._use.held():
             self._use.raise_when_closed()

@@ -1,16 +1,16 @@
 """One librdkafka producer and the outcome of its messages (`settings` holds its properties).
 
 librdkafka works in its own threads: `produce` puts messages into a queue in memory, and the threads
-collect, compress and send batches. They report outcomes while `poll` or `flush` runs. A `Client` turns this
-into client chunks that are acknowledged as a whole or fail.
+collect, compress and send batches. They report outcomes while `poll` or `flush` runs. A `Client`
+turns this into client chunks that are acknowledged as a whole or fail.
 
 In addition to the settings, two rules preserve the order of messages through failures:
 
 - A message that times out must not be overtaken by those behind it. So a chunk's own deadline ends
   earlier than `message.timeout.ms`, and the client then empties the queue at once.
 - The client waits for messages that are on their way to a broker: they are acknowledged or time out
-  soon. Afterwards the same producer continues, with a higher epoch: if a hanging broker still has the
-  old bytes unread, it refuses them as soon as it has taken newer messages.
+  soon. Afterwards the same producer continues, with a higher epoch: if a hanging broker still has
+  the old bytes unread, it refuses them as soon as it has taken newer messages.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ _EVEN = 0.9
 """How full record batches are on average, so that none overflows if keys spread messages over partitions almost evenly."""
 
 _GUARD_SECONDS = 2.0
-"""Seconds between calls of the guard while brokers do not answer. The guard was last called before the
-first message of the chunk, and the lease lasts for a while from then."""
+"""Seconds between calls of the guard while brokers do not answer.
+
+The guard was last called before the first message of the chunk, and the lease lasts for a while
+from then.
+"""
 
 _TOPIC_SECONDS = 5.0
 """How long a topic may be unknown, because brokers take a moment to create it."""
@@ -225,7 +228,8 @@ class Client:
         on their way.
 
         Returns:
-            Messages that brokers refused permanently, the most specific refusals first; empty if the
+            Messages that brokers refused permanently, the most specific refusals first; empty if
+            the
             brokers accepted all messages.
 
         Raises:

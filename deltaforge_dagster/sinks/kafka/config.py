@@ -84,8 +84,9 @@ class KafkaSinkConfig(MessageSinkConfig):
     brokers: Annotated[Text, AfterValidator(_brokers)]
     """`host:port,host:port`: some brokers of the cluster."""
     topic: Annotated[TemplateText, AfterValidator(_topic)]
-    """Template of the topic's name. An event for which a variable cannot be resolved makes the sink fail
-    until the file is changed.
+    """Template of the topic's name.
+
+    An event for which a variable cannot be resolved makes the sink fail until the file is changed.
     """
     tombstones: bool = False
     """Whether each delete is followed by a message with its key and no value, so that a topic with

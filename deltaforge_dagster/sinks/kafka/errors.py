@@ -1,8 +1,8 @@
 """Translates Kafka's errors.
 
-An error has a code: one of the brokers' ("Kafka protocol guide", "Error codes") or, with a name that
-begins with `_`, one of librdkafka's own (`rdkafka.h`, `rd_kafka_resp_err_t`). The code decides whether
-it helps to wait and retry.
+An error has a code: one of the brokers' ("Kafka protocol guide", "Error codes") or, with a name
+that begins with `_`, one of librdkafka's own (`rdkafka.h`, `rd_kafka_resp_err_t`). The code decides
+whether it helps to wait and retry.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def is_auth(error: KafkaError) -> bool:
 def is_misunderstanding(error: KafkaError) -> bool:
     """Return whether a broker hung up before any protocol was agreed on.
 
-    Possibly only one of the two sides uses TLS. The library's text differs by how far it got ("closed
-    by peer", "connecting to a PLAINTEXT broker listener?"), but always names the connection's state.
+    Possibly only one of the two sides uses TLS. The library's text differs by how far it got
+    ("closed by peer", "connecting to a PLAINTEXT broker listener?"), but always names the
+    connection's state.
     """
     return error.code() == KafkaError._TRANSPORT and bool(_FIRST_WORDS.search(error.str()))  # noqa: SLF001
 

@@ -1,7 +1,8 @@
 """The functions of librdkafka (`rdkafka.h`) that `producer` calls, through ctypes.
 
-`confluent_kafka` brings the library. Its own producer needs a call and several Python objects for each message;
-`rd_kafka_produce_batch` takes an array of messages that points into Arrow's memory, without the interpreter lock.
+`confluent_kafka` brings the library. Its own producer needs a call and several Python objects for
+each message; `rd_kafka_produce_batch` takes an array of messages that points into Arrow's memory,
+without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ MESSAGE = np.dtype(
         "itemsize": 72,
     }
 )  # fmt: skip
-"""`rd_kafka_message_t`. `payload` and `key` are addresses, 0 for null; `_private` is for the caller's own use.
+"""`rd_kafka_message_t`.
+
+`payload` and `key` are addresses, 0 for null; `_private` is for the caller's own use.
 
      0      4      8      16        20    24        32     40     48        56       64         72
      | err  |      | rkt  | partition |   | payload | len  | key  | key_len | offset | _private |
@@ -179,7 +182,8 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {  # type of the result, types of th
 
 
 def _library() -> ctypes.CDLL:
-    # The module of confluent_kafka is linked with the library, so its handle finds the library's functions, too.
+    # The module of confluent_kafka is linked with the library, so its handle finds the library's
+    # functions, too.
     library = ctypes.CDLL(cimpl.__file__)
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = library[f"rd_kafka_{name}"]

@@ -1,7 +1,8 @@
 """Inspect a Kafka cluster before a run: topics, rights, and what transactions need.
 
-Nothing is written: no topic is created, and no transaction begins, because that would fence the producer of an active
-run. If only sending could show whether the user has a right, the finding says so.
+Nothing is written: no topic is created, and no transaction begins, because that would fence the
+producer of an active run. If only sending could show whether the user has a right, the finding says
+so.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def findings(
     Args:
         config: The sink.
         names: Its topics; those that depend on changes are templates.
-        transactional_id: Its transactional id, also the name of the group that holds its position; None
-            without transactions.
+        transactional_id: Its transactional id, also the name of the group that holds its position;
+            None without transactions.
 
     Raises:
         DeltaforgeError: The client library refuses the settings.
@@ -158,8 +159,8 @@ def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
 def _may_not_commit(admin: AdminClient, group: str) -> bool:
     """Return whether the user lacks the rights to commit offsets of a group.
 
-    Tries to commit an offset for an invalid topic name. Brokers refuse that in any case, but check the rights on the
-    group first. Neither group nor offset is created.
+    Tries to commit an offset for an invalid topic name. Brokers refuse that in any case, but check
+    the rights on the group first. Neither group nor offset is created.
     """
     offsets = ConsumerGroupTopicPartitions(group, [TopicPartition(_NO_TOPIC, 0, 0)])
     asked = admin.alter_consumer_group_offsets([offsets], request_timeout=SECONDS)

@@ -1,7 +1,8 @@
 """A producer of librdkafka that takes messages as Arrow columns.
 
-In other respects it is like `confluent_kafka.Producer`, whose errors it raises and reports. The library works in
-threads of its own and calls nothing here: what it has to say are events, which `poll` and `flush` take from its queue.
+In other respects it is like `confluent_kafka.Producer`, whose errors it raises and reports. The
+library works in threads of its own and calls nothing here: what it has to say are events, which
+`poll` and `flush` take from its queue.
 """
 
 from __future__ import annotations
@@ -71,16 +72,20 @@ _DEBUG = 7
 
 
 class Producer:
-    """A Kafka producer. Used by one thread, except for `purge` and `len`, which any thread may call.
+    """A Kafka producer.
+
+    Used by one thread, except for `purge` and `len`, which any thread may call.
 
     Args:
         properties: librdkafka's properties.
-        on_refusal: Called for each message that does not arrive, with the error and the message's row (`produce`).
+        on_refusal: Called for each message that does not arrive, with the error and the message's
+            row (`produce`).
         on_error: Called for errors that concern no message. One that is fatal ends the producer.
         on_statistics: Called with a JSON object every `statistics.interval.ms`.
 
     Raises:
-        KafkaException: A property is unknown or has an invalid value, or they contradict each other.
+        KafkaException: A property is unknown or has an invalid value, or they contradict each
+            other.
     """
 
     def __init__(
@@ -133,8 +138,8 @@ class Producer:
     def produce(self, rows: pa.RecordBatch, replay: str | None, *, first_row: int = 0) -> None:
         """Put messages (columns of `sinks.base.MESSAGES`) into the queue.
 
-        Messages of one topic stay in order. If the library itself refuses one, it is reported as if a broker had, and
-        none of the messages of its topic behind it are in the queue.
+        Messages of one topic stay in order. If the library itself refuses one, it is reported as if
+        a broker had, and none of the messages of its topic behind it are in the queue.
 
         Args:
             rows: The messages.
@@ -161,7 +166,8 @@ class Producer:
 
     def _produce_to(self, topic: int, messages: npt.NDArray[Any]) -> bool:
         """Put messages of one topic into the queue; return False if one was refused."""
-        # The library continues after a message that is too large. So one that could be is passed by itself.
+        # The library continues after a message that is too large. So one that could be is passed by
+        # itself.
         sizes = messages["len"] + messages["key_len"]
         large = np.flatnonzero(sizes + _OVERHEAD > self._largest)
         ends = np.unique(np.concatenate([large, large + 1, [len(messages)]]))
@@ -302,7 +308,8 @@ class Producer:
         Raises:
             KafkaException: It failed, or did not succeed in time.
         """
-        # Stored with a 0 at its end: confluent_kafka writes it, too, and its consumer reads up to it.
+        # Stored with a 0 at its end: confluent_kafka writes it, too, and its consumer reads up to
+        # it.
         text = metadata.encode() + b"\0"
         offsets = LIBRARY.rd_kafka_topic_partition_list_new(1)
         member = LIBRARY.rd_kafka_consumer_group_metadata_new(group.encode())

@@ -20,8 +20,10 @@ from deltaforge_dagster.sinks.base import Traffic
 from deltaforge_dagster.sinks.kafka.config import IS_TRUE
 
 _SOON: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
-"""librdkafka waits half of this time before a new client's next connection: the first one, to any broker, tells it
-which brokers there are. With its default that is 50 ms, and a transaction needs several new connections."""
+"""librdkafka waits half of this time before a new client's next connection: the first one, to any
+broker, tells it which brokers there are. With its default that is 50 ms, and a transaction needs
+several new connections.
+"""
 
 _DEFAULTS: Mapping[str, str] = {
     "acks": "all",
@@ -54,8 +56,8 @@ _COMPRESSION = ("compression.type", "compression.codec", "compression.codec.type
 class Batching(Enum):
     """How large record batches are; the value is their size in bytes before compression.
 
-    Fewer and larger ones need a fifth less of the brokers' processor time. Brokers limit the size after compression, to
-    1 MiB by default.
+    Fewer and larger ones need a fifth less of the brokers' processor time. Brokers limit the size
+    after compression, to 1 MiB by default.
     """
 
     LARGE = 2 << 20

@@ -1,18 +1,19 @@
 """The Kafka sink: each message becomes one record of its destination topic.
 
-A record consists of the message key, the envelope as its value, and the event's headers; a replay adds
-the header `df-replay` with the run's id. The key determines the partition, so that all changes of a
-row are in one partition, in the order of the log. The sink never creates topics, but the brokers may
-(`auto.create.topics.enable`).
+A record consists of the message key, the envelope as its value, and the event's headers; a replay
+adds the header `df-replay` with the run's id. The key determines the partition, so that all changes
+of a row are in one partition, in the order of the log. The sink never creates topics, but the
+brokers may (`auto.create.topics.enable`).
 
 Messages are sent in client chunks (`client`), each one only after the brokers have acknowledged
 the one before it. So after any error each partition holds a prefix of its messages, without gaps.
 
 To find a message that can never be delivered, because it is too large or its topic name is invalid,
-the sink delivers everything before it. Brokers refuse whole record batches. After the first one that is too large, all
-that follow are smaller (`settings.Batching`). If one is still refused, the sink sends its messages again, each in a record
-batch of its own, until one of them is refused alone. If none is, they are
-too large only together; after that happens a second time, the rest of the `SinkBatch` is sent like this.
+the sink delivers everything before it. Brokers refuse whole record batches. After the first one
+that is too large, all that follow are smaller (`settings.Batching`). If one is still refused, the
+sink sends its messages again, each in a record batch of its own, until one of them is refused
+alone. If none is, they are too large only together; after that happens a second time, the rest of
+the `SinkBatch` is sent like this.
 
 At least once: the producer is idempotent, so its own retries cause no duplicates, but a `SinkBatch`
 that is sent again does. Exactly once: each `SinkBatch` is a transaction that also stores the sink's
@@ -54,8 +55,9 @@ from deltaforge_dagster.sinks.use import Use
 
 PIECE_ROWS = 20_000
 PIECE_BYTES = 16 << 20
-"""Limits of a client chunk: its messages are handed to librdkafka between two calls of the guard and
-acknowledged together. It exceeds them by less than the messages of a change."""
+"""Limits of a client chunk: its messages are handed to librdkafka between two calls of the guard
+and acknowledged together. It exceeds them by less than the messages of a change.
+"""
 
 _TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`)."""
@@ -169,7 +171,8 @@ class KafkaSink:
         A batch with an origin is one transaction, or several if it takes very long.
 
         Raises:
-            SinkUnavailable: Not acknowledged in time, a topic does not exist, or the sink is closed.
+            SinkUnavailable: Not acknowledged in time, a topic does not exist, or the sink is
+                closed.
             AuthFailed: The brokers no longer accept the credentials.
             PermissionMissing: An ACL is missing.
             Undeliverable: A message can never be delivered. Everything before its ordinal is

@@ -2,15 +2,15 @@
 
 The position is kept where consumers keep theirs: as the metadata of a committed offset ("Kafka
 protocol guide", `TxnOffsetCommit`). The consumer group is named after the transactional id, and the
-offset belongs to partition 0 of the first topic that the transaction writes. Nobody consumes in that
-group, so the offset's number can serve as a counter of transactions: the highest number among all
-topics marks the newest position. Brokers delete it after `offsets.retention.minutes` (7 days) without
-a transaction, and together with its topic.
+offset belongs to partition 0 of the first topic that the transaction writes. Nobody consumes in
+that group, so the offset's number can serve as a counter of transactions: the highest number among
+all topics marks the newest position. Brokers delete it after `offsets.retention.minutes` (7 days)
+without a transaction, and together with its topic.
 
-Taking over (`init_transactions`, KIP-98) fences another producer with the same transactional id: its
-open transaction is aborted, one that is being committed is completed, and everything that it sends
-later is refused. The position is read only afterwards. It therefore tells definitively what has
-arrived, even after a commit whose outcome was not received.
+Taking over (`init_transactions`, KIP-98) fences another producer with the same transactional id:
+its open transaction is aborted, one that is being committed is completed, and everything that it
+sends later is refused. The position is read only afterwards. It therefore tells definitively what
+has arrived, even after a commit whose outcome was not received.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Transactions:
 
     def _read(self) -> TopicPartition | None:
         """Return the offset of the group that holds the newest position, or None if there is none."""
-        # librdkafka's admin interface could list the group's offsets in one call, but it was observed
-        # to crash the process while the group's coordinator was still loading.
+        # librdkafka's admin interface could list the group's offsets in one call, but it was
+        # observed to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
         consumer = Consumer({**self._settings.connection(), **properties}, logger=LOG)
         offsets: list[TopicPartition] = []
@@ -228,8 +228,8 @@ class Transactions:
     def _in_time(self, call: Callable[[float], object]) -> None:
         """Run a call in a thread; if it does not return, give it up together with the producer.
 
-        librdkafka promises to return in time, but `send_offsets_to_transaction` was observed to wait
-        forever when it was repeated after broken connections.
+        librdkafka promises to return in time, but `send_offsets_to_transaction` was observed to
+        wait forever when it was repeated after broken connections.
         """
         failure: list[Exception] = []
 

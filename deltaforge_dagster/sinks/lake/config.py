@@ -60,7 +60,8 @@ class PartitionField:
 
     Attributes:
         column: Name of the column.
-        transform: `identity`, or Iceberg's `years`, `months`, `days`, `hours`, `bucket` or `truncate`.
+        transform: `identity`, or Iceberg's `years`, `months`, `days`, `hours`, `bucket` or
+            `truncate`.
         argument: Number of buckets, or the width to which values are truncated.
     """
 
@@ -167,8 +168,8 @@ class LakeMaintenanceConfig(Block):
     deleted_ratio: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Files are also compacted when this part of the rows in a table's files is deleted."""
     retention_hours: Annotated[int, Field(ge=24)] = 168
-    """For how long what a table had before can still be read: older snapshots (Iceberg) are deleted, and
-    files that the table has not used for so long.
+    """For how long what a table had before can still be read: older snapshots (Iceberg) are
+    deleted, and files that the table has not used for so long.
     """
 
 
@@ -176,31 +177,34 @@ class LakeSinkConfig(TableSinkConfig):
     """The options of every sink that writes tables of a lakehouse."""
 
     partition_by: Mapping[SourceTable, Columns] = {}
-    """What new tables are partitioned by: `schema.table` to a list of columns. Iceberg also takes transforms:
-    `days(created_at)`, `bucket(16, id)`, `truncate(4, code)`.
+    """What new tables are partitioned by: `schema.table` to a list of columns.
+
+    Iceberg also takes transforms: `days(created_at)`, `bucket(16, id)`, `truncate(4, code)`.
     """
     cluster_by: Mapping[SourceTable, Columns] = {}
-    """By which columns [maintenance](lakehouse.md#maintenance) clusters new tables: rows with near values come into the same
-    files, so that a query for some of them reads few. `schema.table` to a list of columns. A Delta table has either this or partitions.
+    """By which columns [maintenance](lakehouse.md#maintenance) clusters new tables: rows with near
+    values come into the same files, so that a query for some of them reads few. `schema.table` to a
+    list of columns. A Delta table has either this or partitions.
     """
     pending: Annotated[
         PendingChanges | None, BeforeValidator(_pending), AlsoAccepts({"type": "boolean"})
     ] = None
-    """With `mode: current`: keep the changes of small commits beside the table, where they cost what they weigh and
-    not what the table weighs, and fold them into it later. Readers use [a view](lakehouse.md#pending-changes) of both.
-    `true` takes the defaults.
+    """With `mode: current`: keep the changes of small commits beside the table, where they cost
+    what they weigh and not what the table weighs, and fold them into it later. Readers use [a
+    view](lakehouse.md#pending-changes) of both. `true` takes the defaults.
     """
     soft_deletes: bool = False
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
     write_mode: Literal["merge_on_read", "copy_on_write"] = "merge_on_read"
-    """How rows are replaced: by marking the old ones (`merge_on_read`), which makes small commits cheap, or
-    by rewriting the affected files (`copy_on_write`), which every reader understands.
+    """How rows are replaced: by marking the old ones (`merge_on_read`), which makes small commits
+    cheap, or by rewriting the affected files (`copy_on_write`), which every reader understands.
     """
     maintenance: Annotated[
         LakeMaintenanceConfig, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
     ] = LakeMaintenanceConfig()
-    """When the tables are [maintained](lakehouse.md#maintenance), and what is done. `maintenance: off` is accepted
-    in place of the block.
+    """When the tables are [maintained](lakehouse.md#maintenance), and what is done.
+
+    `maintenance: off` is accepted in place of the block.
     """
     properties: Mapping[str, _Setting] = {}
     """Table properties that new tables get."""
@@ -273,15 +277,18 @@ class DeltaSinkConfig(LakeSinkConfig):
     """How to write Delta tables."""
 
     path: Annotated[Text, AfterValidator(_location)] | None = None
-    """The folder or URL (`s3a://bucket/lake`) that has the tables; each part of a table's name is a folder
-    below it. Either this or `catalog` is required.
+    """The folder or URL (`s3a://bucket/lake`) that has the tables; each part of a table's name is a
+    folder below it. Either this or `catalog` is required.
     """
     catalog: _Catalog | None = None
-    """The catalog that has the tables, such as `spark_catalog`; a table's name is `schema.table` in it. The Spark
-    server must know the catalog.
+    """The catalog that has the tables, such as `spark_catalog`; a table's name is `schema.table` in
+    it. The Spark server must know the catalog.
     """
     type_widening: bool = False
-    """Let columns get a larger type when those of the source do. Not every reader understands such tables."""
+    """Let columns get a larger type when those of the source do.
+
+    Not every reader understands such tables.
+    """
 
     @model_validator(mode="after")
     def _check_place(self) -> DeltaSinkConfig:
@@ -311,9 +318,10 @@ class IcebergSinkConfig(LakeSinkConfig):
     catalog: _Catalog = "lake"
     """Name of the catalog that has the tables."""
     catalog_properties: Mapping[str, _SecretSetting] = {}
-    """[Properties of the catalog](https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration):
-    `type: hadoop` and `warehouse` (a folder or URL) need no server. Without them, `catalog` must be one that the
-    Spark server knows.
+    """[Properties of the
+    catalog](https://iceberg.apache.org/docs/latest/spark-configuration/#catalog-configuration):
+    `type: hadoop` and `warehouse` (a folder or URL) need no server. Without them, `catalog` must be
+    one that the Spark server knows.
     """
 
     @model_validator(mode="after")

@@ -125,9 +125,11 @@ class DeltaDialect:
         """Settings of a session."""
         return {
             **SESSION_SETTINGS,
-            # With the default of 50 partitions, reading the log of a small table takes longer than all else.
+            # With the default of 50 partitions, reading the log of a small table takes longer than
+            # all else.
             "spark.databricks.delta.snapshotPartitions": "2",
-            # MERGE reads its source twice, and copies it before unless it is a Delta table. Staged files do not change.
+            # MERGE reads its source twice, and copies it before unless it is a Delta table. Staged
+            # files do not change.
             "spark.databricks.delta.merge.materializeSource": "none",
         }
 

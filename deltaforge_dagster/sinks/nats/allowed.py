@@ -1,8 +1,8 @@
 """Checks, before anything is sent, what a NATS server and a stream accept from a sink.
 
-`check_stream` reports problems of the stream's configuration when a session begins. `sendable` finds a
-message that the server or the stream can never accept before its batch is sent, so that everything
-before it can still be delivered.
+`check_stream` reports problems of the stream's configuration when a session begins. `sendable`
+finds a message that the server or the stream can never accept before its batch is sent, so that
+everything before it can still be delivered.
 """
 
 from __future__ import annotations

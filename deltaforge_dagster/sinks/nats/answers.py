@@ -2,11 +2,12 @@ r"""Parses a NATS server's answers to blocks of messages, with a kernel.
 
 A stream answers each message of a block once, in any order, on a subject that ends in the message's
 number. `Answers` parses everything that arrives, wherever the received bytes are cut. It remembers
-which messages were stored, which the stream already had, and the first one that was refused, with the
-reason.
+which messages were stored, which the stream already had, and the first one that was refused, with
+the reason.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0917, PLR1714 - kernels are flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714 - kernels are flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
@@ -198,7 +199,8 @@ class Answers:
     Attributes:
         refusal: The first refusal since `forget_refusal`, or None.
         error: Text of an `-ERR` line, after which nothing more is parsed, or None.
-        reply: The answer to a request, or None. Nothing more is parsed until `take_reply` is called.
+        reply: The answer to a request, or None. Nothing more is parsed until `take_reply` is
+            called.
     """
 
     def __init__(self, prefix: int) -> None:

@@ -1,10 +1,11 @@
 r"""Kernels that write messages as `HPUB` commands of NATS' wire protocol.
 
 `measure` returns how many messages fit into a block and their size, `emit` writes them, and `check`
-finds a message that no server accepts (docs.nats.io, "Client Protocol", section HPUB). All of them read
-the buffers of Arrow columns in place. `pack` decides which messages form a block.
+finds a message that no server accepts (docs.nats.io, "Client Protocol", section HPUB). All of them
+read the buffers of Arrow columns in place. `pack` decides which messages form a block.
 
-The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal number::
+The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal
+number::
 
     HPUB <destination> [<reply>.#n ]#header #all;      n only if it is answered; sizes of the headers, and of headers and value
     NATS/1.0;
@@ -19,7 +20,8 @@ The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.
     <value>;
 """
 
-# ruff: noqa: C901, PLR0911, PLR0917, PLR1714 - kernels are flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0917, PLR1714 - kernels are flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel, read_
 from deltaforge_dagster.kernels.text_columns import TextColumns, digits_of, is_null, put_number
 
 MAX_SUBJECT = 2_000
-"""Maximum length of a subject. Servers close connections with command lines of more than 4,096 bytes
-(`max_control_line`)."""
+"""Maximum length of a subject.
+
+Servers close connections with command lines of more than 4,096 bytes (`max_control_line`).
+"""
 
 OVERHEAD = 256
 """Upper limit of a message's bytes beside its texts: header names and numbers."""
@@ -55,9 +59,9 @@ _MINUS_ONE = read_only(b"-1")
 class Shared(NamedTuple):
     """Texts shared by all messages of a block.
 
-    `reply` is the prefix, before a number, of the subjects for answers; it is empty for messages that
-    are neither answered nor chained. Every `every`-th message of a block is answered, and its last one.
-    `suffix` ends every message id and its line; `marks` are whole header lines.
+    `reply` is the prefix, before a number, of the subjects for answers; it is empty for messages
+    that are neither answered nor chained. Every `every`-th message of a block is answered, and its
+    last one. `suffix` ends every message id and its line; `marks` are whole header lines.
     """
 
     reply: Bytes
@@ -69,8 +73,9 @@ class Shared(NamedTuple):
 class Special(NamedTuple):
     """Texts of single rows of a block: `first` are additional header lines of its first row.
 
-    `ordinals` are the ordinals of all rows; messages of one change have the same one. If `keeping` is
-    1, the rows `anchor` and `last` have whole positions, the others short ones; if it is 0, none has.
+    `ordinals` are the ordinals of all rows; messages of one change have the same one. If `keeping`
+    is 1, the rows `anchor` and `last` have whole positions, the others short ones; if it is 0, none
+    has.
     """
 
     ordinals: Longs

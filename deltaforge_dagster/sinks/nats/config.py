@@ -38,16 +38,19 @@ class NatsSinkConfig(MessageSinkConfig):
     takes_bytes = True
 
     url: SecretStr
-    """`nats://host:port,nats://host:port`, or `tls://` to require TLS (it is also used if the server
-    requires it). The first server that answers is used.
+    """`nats://host:port,nats://host:port`, or `tls://` to require TLS (it is also used if the
+    server requires it). The first server that answers is used.
     """
     subject: Annotated[TemplateText, AfterValidator(_subject)]
-    """Template of the subject. A subject that is empty, or has blanks, `*`, `>` or empty tokens, makes its
-    message undeliverable.
+    """Template of the subject.
+
+    A subject that is empty, or has blanks, `*`, `>` or empty tokens, makes its message
+    undeliverable.
     """
     stream: Annotated[Text, AfterValidator(_stream)] | None = None
-    """The JetStream stream that captures these subjects, checked when the sink opens; not a template.
-    Without it, messages go only to current subscribers, and nothing is stored (core NATS).
+    """The JetStream stream that captures these subjects, checked when the sink opens; not a
+    template. Without it, messages go only to current subscribers, and nothing is stored (core
+    NATS).
     """
     send_timeout_secs: Seconds = 5.0
     """How long the server may go without accepting or sending a byte."""
@@ -56,8 +59,9 @@ class NatsSinkConfig(MessageSinkConfig):
     connect_timeout_secs: Seconds = 10.0
     """The timeout of one connection attempt."""
     credentials_file: Text | None = None
-    """A file with a user's JWT and key (`nsc generate creds`). It takes precedence over `username`, that
-    over `token`, and that over the login in `url`.
+    """A file with a user's JWT and key (`nsc generate creds`).
+
+    It takes precedence over `username`, that over `token`, and that over the login in `url`.
     """
     username: Text | None = None
     """The user's name; needs `password`."""
@@ -66,8 +70,8 @@ class NatsSinkConfig(MessageSinkConfig):
     token: FilledSecret | None = None
     """Authentication token."""
     exactly_once: bool = False
-    """Whether the sink stores its own position in a header of the messages, `df-position`, so that every
-    change arrives exactly once; needs a stream, and subjects that nobody else writes to
+    """Whether the sink stores its own position in a header of the messages, `df-position`, so that
+    every change arrives exactly once; needs a stream, and subjects that nobody else writes to
     ([guarantees](guarantees.md#nats)).
     """
 

@@ -1,11 +1,11 @@
 """Addresses of NATS servers, and the credentials for them.
 
-Addresses are separated by commas: `nats://host:port`, `tls://host:port` to require TLS, or `host:port`;
-the default port is 4222. A user and a password, or a token, may precede the host.
+Addresses are separated by commas: `nats://host:port`, `tls://host:port` to require TLS, or
+`host:port`; the default port is 4222. A user and a password, or a token, may precede the host.
 
 A credentials file (docs.nats.io, "NKeys and JWT", written by `nsc`) holds a user's JWT and the seed
-of an Ed25519 key in base32 with a checksum. The server sends a nonce, and the user proves its identity
-by signing it: the seed never leaves the process.
+of an Ed25519 key in base32 with a checksum. The server sends a nonce, and the user proves its
+identity by signing it: the seed never leaves the process.
 """
 
 from __future__ import annotations

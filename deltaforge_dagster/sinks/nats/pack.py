@@ -4,11 +4,12 @@ A Python call per message would cost several times what the server needs for it,
 kernels write whole blocks (`commands` shows the bytes); kernels also parse the answers
 (`answers`).
 
-Messages for a stream are *chained*: each one names the message before it and is stored only directly
-after it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent
-after it, and the stored messages are a prefix without gaps, however many are on their way. If a
-message is stored, all before it are, so not every message has to be answered. The sender states
-the condition for a chain's first message in the headers that it passes for the first row.
+Messages for a stream are *chained*: each one names the message before it and is stored only
+directly after it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all
+that were sent after it, and the stored messages are a prefix without gaps, however many are on
+their way. If a message is stored, all before it are, so not every message has to be answered. The
+sender states the condition for a chain's first message in the headers that it passes for the first
+row.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ from deltaforge_dagster.sinks.nats.commands import (
 )
 
 MAX_BLOCK_ROWS = 2_000
-"""Messages sent between two calls of the guard; at most two blocks are on their way. The server queues
-up to 10,000 messages (`max_buffered_msgs`) that are read but not yet stored, of all publishers to a
-stream, and refuses more."""
+"""Messages sent between two calls of the guard; at most two blocks are on their way.
+
+The server queues up to 10,000 messages (`max_buffered_msgs`) that are read but not yet stored, of
+all publishers to a stream, and refuses more.
+"""
 
 MAX_BLOCK_BYTES = 1 << 20
 """Bytes of one block, unless the messages of a single change are larger."""
@@ -70,14 +73,15 @@ class PositionHeader:
 
     The last message of the block's first change and the last message of a segment carry the whole
     position. Another message that is the last of its change says `<n> <ordinal> <event id>`: the
-    position of the message `n` places before it, with this ordinal and event id. A message that is not
-    the last of its change says `-1`: the same position as the message before it. The block's first
-    message says `before` instead.
+    position of the message `n` places before it, with this ordinal and event id. A message that is
+    not the last of its change says `-1`: the same position as the message before it. The block's
+    first message says `before` instead.
 
     Attributes:
         text: Returns the whole position of a sink that has received everything up to a row.
         last: The row that is the last one of its segment; None if the batch does not contain it.
-        before: `-1`, or `-@<sequence in the stream>` if another message may be in front of the block.
+        before: `-1`, or `-@<sequence in the stream>` if another message may be in front of the
+            block.
     """
 
     text: Callable[[int], str]
@@ -89,8 +93,8 @@ class PositionHeader:
 class PackedMessages:
     """Packed commands of the messages `start` to `stop` (exclusive) of a batch.
 
-    `data` stays valid until the third block after this one is packed. Every `every`-th message is answered, and
-    the last one; the answers are numbered from `number`.
+    `data` stays valid until the third block after this one is packed. Every `every`-th message is
+    answered, and the last one; the answers are numbered from `number`.
     """
 
     start: int
@@ -170,8 +174,8 @@ class Packer:
     ) -> PackedMessages:
         """Pack one block of messages from row `start`, ending at row `stop` at the latest.
 
-        No block ends between the messages of one change. A change whose messages alone exceed a limit
-        becomes a block of its own.
+        No block ends between the messages of one change. A change whose messages alone exceed a
+        limit becomes a block of its own.
 
         Args:
             start: First row.

@@ -124,7 +124,8 @@ class Session:
         """Send the remaining messages of a task.
 
         Raises:
-            SinkUnavailable: Connection lost, timeout, or refused for now; `task` holds the progress.
+            SinkUnavailable: Connection lost, timeout, or refused for now; `task` holds the
+                progress.
             Undeliverable: One message cannot be sent; all messages before its change have arrived.
             SinkRejected: The stream or the server refuses for a permanent reason.
             PositionMoved: The stream does not hold what this sender left there.
@@ -344,10 +345,12 @@ class Session:
                 first["Nats-Expected-Last-Subject-Sequence-Subject"] = self._terms.pattern
         elif self._expected is not None and strictly:
             first["Nats-Expected-Last-Sequence"] = str(self._expected)
-        # A first message with a condition is sent alone. If it were refused, messages behind it could be
-        # dropped as duplicates, and the message after those would still fit into the chain.
+        # A first message with a condition is sent alone. If it were refused, messages behind it
+        # could be dropped as duplicates, and the message after those would still fit into the
+        # chain.
         self._alone = self._chain is None and len(first) > 0
-        # Duplicates would pass the condition of the chain: where there may be any, each message is answered.
+        # Duplicates would pass the condition of the chain: where there may be any, each message is
+        # answered.
         sparsely = self._all_stored and task.place(row) > max(
             duplicates.sent, duplicates.unanswered
         )

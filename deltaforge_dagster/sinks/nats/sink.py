@@ -1,8 +1,8 @@
 """The NATS sink: each message goes to its subject, into a JetStream stream or to subscribers only.
 
-A message has the envelope as its payload and these headers: `Nats-Msg-Id` (idempotency key and sink id,
-separated by `|`), `df-key` if there is a key, the event's headers, and `df-replay` in a replay, whose
-message ids also end in `|replay|<run>`.
+A message has the envelope as its payload and these headers: `Nats-Msg-Id` (idempotency key and sink
+id, separated by `|`), `df-key` if there is a key, the event's headers, and `df-replay` in a replay,
+whose message ids also end in `|replay|<run>`.
 
 **With a stream**, delivery is at least once. Within its `duplicate_window`, the stream drops
 messages that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`pack`), two of which
@@ -16,9 +16,9 @@ it cannot be stored in addition to bytes that an old connection delivers late. T
 dropped if chains break repeatedly without progress.
 
 **Exactly once**: the first message of each chain is stored only if the last sequence on the sink's
-subjects is the one that the sink left there (`Nats-Expected-Last-Subject-Sequence`), so nobody else can
-have published to them. Each message is an atomic step, and its header `df-position` holds the sink's
-position after it (`stream`).
+subjects is the one that the sink left there (`Nats-Expected-Last-Subject-Sequence`), so nobody else
+can have published to them. Each message is an atomic step, and its header `df-position` holds the
+sink's position after it (`stream`).
 
 **Without a stream**, messages are published with core NATS: nothing is stored, current subscribers
 receive them, and the server's PONG acknowledges that it has read them.
@@ -124,8 +124,8 @@ class NatsSink:
             SinkUnavailable: No server can be reached.
             AuthFailed: Credentials or a certificate refused.
             PermissionMissing: The user may not query the stream.
-            SinkRejected: JetStream is not enabled, or the stream does not exist, does not capture the
-                subjects, or has an unsuitable configuration.
+            SinkRejected: JetStream is not enabled, or the stream does not exist, does not capture
+                the subjects, or has an unsuitable configuration.
             SettingsError: The credentials file cannot be read or is invalid.
         """
         with self._used():

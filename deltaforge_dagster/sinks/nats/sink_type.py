@@ -30,8 +30,8 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
     default_key = "none"
     where = frozenset({"url", "subject", "stream"})
     timing = frozenset({"send_timeout_secs", "batch_timeout_secs", "connect_timeout_secs"})
-    # Exactly once requires a single writer per subject, but partitions share subjects. A subject is required,
-    # because the sink checks its stream with it.
+    # Exactly once requires a single writer per subject, but partitions share subjects. A subject is
+    # required, because the sink checks its stream with it.
     spark = SparkOptions(
         without=frozenset({"exactly_once"}), always_named=True, tokens=frozenset({"url"})
     )

@@ -4,9 +4,9 @@ The stream is queried through JetStream's API (docs.nats.io, "NATS API Reference
 `STREAM.MSG.GET`).
 
 A sink that delivers exactly once finds its own position in the last message on its subjects, in the
-header `df-position`, which `pack.PositionHeader` describes. Messages of a replay move no position, but are
-among the others; their `df-position` is `@<sequence>`, the sequence of the last message before them that
-moves the position, or 0 if there is none.
+header `df-position`, which `pack.PositionHeader` describes. Messages of a replay move no position,
+but are among the others; their `df-position` is `@<sequence>`, the sequence of the last message
+before them that moves the position, or 0 if there is none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Stream:
     Attributes:
         name: Name of the stream.
         subjects: Patterns of the subjects that it captures.
-        max_message: Maximum size of headers and payload; None if the stream has no limit of its own.
+        max_message: Maximum size of headers and payload; None if the stream has no limit of its
+            own.
         last_sequence: Sequence of the last message that it ever stored.
         config: The stream's whole configuration.
     """

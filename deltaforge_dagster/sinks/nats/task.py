@@ -34,8 +34,8 @@ class Pass:
     A stream drops a message whose id it already has. That is right if the sink missed the
     acknowledgement of the first attempt. It is wrong if other messages were stored after that
     message: after a reset or a restored source position the log is sent again, and if the stream
-    dropped its newest part as duplicates, older values would remain behind newer ones. Such a message
-    is stored again under another id.
+    dropped its newest part as duplicates, older values would remain behind newer ones. Such a
+    message is stored again under another id.
 
     Attributes:
         sent: Segment and ordinal of the last message that was sent.

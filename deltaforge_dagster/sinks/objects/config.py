@@ -109,24 +109,29 @@ class S3SinkConfig(StagedSinkConfig):
     destination_field = "folder"
 
     bucket: Annotated[Text, AfterValidator(_bucket)]
-    """The bucket: its name (S3), or `s3://name`, `gs://name` (Google Cloud Storage) or `az://name` (a container of
-    Azure Blob Storage). It must exist. With `local: true` the path of a folder.
+    """The bucket: its name (S3), or `s3://name`, `gs://name` (Google Cloud Storage) or `az://name`
+    (a container of Azure Blob Storage). It must exist. With `local: true` the path of a folder.
     """
     prefix: Annotated[str, AfterValidator(_prefix)] = ""
     """The folder in the bucket that has everything."""
     folder: Annotated[str, AfterValidator(_folder), TEMPLATE] = (
         "table=${source.table}/year=${time.year}/month=${time.month}/day=${time.day}"
     )
-    """Template of the folder, below `prefix`, that has an object. `${source.db}`, `${source.schema}` (the database in
-    sources without schemas) and `${source.table}` are its table's; `${time.year}`, `${time.month}`, `${time.day}` and `${time.hour}` the time
-    of its changes (UTC, by event time).
+    """Template of the folder, below `prefix`, that has an object.
+
+    `${source.db}`, `${source.schema}` (the database in sources without schemas) and
+    `${source.table}` are its table's; `${time.year}`, `${time.month}`, `${time.day}` and
+    `${time.hour}` the time of its changes (UTC, by event time).
     """
     region: Text | None = None
     """The region of the bucket (S3)."""
     endpoint: Text | None = None
     """URL of a server that speaks the protocol of S3; without it, that of AWS."""
     access_key_id: SecretStr | None = None
-    """Needs `secret_access_key`. Without both, they come from the environment, as AWS' own programs find them."""
+    """Needs `secret_access_key`.
+
+    Without both, they come from the environment, as AWS' own programs find them.
+    """
     secret_access_key: SecretStr | None = None
     """The secret of the key."""
     virtual_hosted_style: bool = False
@@ -134,17 +139,21 @@ class S3SinkConfig(StagedSinkConfig):
     local: bool = False
     """Whether `bucket` is the path of a local folder, which is created."""
     options: Mapping[str, Annotated[SecretStr, BeforeValidator(_option)]] = {}
-    """Options of the client of [gcsfs](https://gcsfs.readthedocs.io) or [adlfs](https://github.com/fsspec/adlfs), such as
-    `account_name` or `connection_string`. By default their clients find the credentials, as those of Google and Azure do.
+    """Options of the client of [gcsfs](https://gcsfs.readthedocs.io) or
+    [adlfs](https://github.com/fsspec/adlfs), such as `account_name` or `connection_string`. By
+    default their clients find the credentials, as those of Google and Azure do.
     """
     format: Literal["parquet", "jsonl"] = "parquet"
-    """`parquet`: a row per change, with typed columns of both row images ([object-files.md](object-files.md#parquet)).
-    `jsonl`: a line per change, with its native event ([events.md](events.md)).
+    """`parquet`: a row per change, with typed columns of both row images
+    ([object-files.md](object-files.md#parquet)). `jsonl`: a line per change, with its native event
+    ([events.md](events.md)).
     """
     compression: Literal["snappy", "gzip", "zstd", "none"] = "snappy"
     """How objects are compressed. JSON lines are compressed with gzip in place of snappy."""
     file_roll: FileRoll = FileRoll()
-    """When objects are written. Each has the changes of one table (and version), and of one day or what else `folder`
+    """When objects are written.
+
+    Each has the changes of one table (and version), and of one day or what else `folder`
     distinguishes.
     """
     send_timeout_secs: Seconds = 60.0

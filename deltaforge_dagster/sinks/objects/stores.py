@@ -192,7 +192,8 @@ class RemoteStore:
 
     def _client(self) -> fsspec.AbstractFileSystem:
         if self._connected is None:
-            # Not shared with the journal, whose file system may have the same options but another thread's errors.
+            # Not shared with the journal, whose file system may have the same options but another
+            # thread's errors.
             self._connected = fsspec.filesystem(
                 self._scheme, **self._options, skip_instance_cache=True, use_listings_cache=False
             )

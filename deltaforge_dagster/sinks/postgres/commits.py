@@ -1,7 +1,7 @@
 """The table `deltaforge.commits`: which sink owns each of our tables, and which commits it has.
 
-There is a row for each table, which every transaction that changes the table locks and updates. So of two runs that write at
-once the second waits, and then sees what the first has committed.
+There is a row for each table, which every transaction that changes the table locks and updates. So
+of two runs that write at once the second waits, and then sees what the first has committed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class CommitsRow:
         relation: Oid of the table.
         base: Added to the number of a segment, it is the position of a row.
         through: The last segment of the last commit, `NOTHING` if there was none.
-        columns: What identifies columns of the source, by name (`StagedTable.identities`), as far as that is known.
+        columns: What identifies columns of the source, by name (`StagedTable.identities`), as far
+            as that is known.
     """
 
     pipeline: str | None = None

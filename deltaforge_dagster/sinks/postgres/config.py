@@ -19,8 +19,9 @@ class PostgresSinkConfig(TableSinkConfig):
     """Which database has the tables, and how they are kept."""
 
     dsn: SecretStr
-    """The database, PostgreSQL 15 or newer: `postgres://user:password@host:port/database?sslmode=...`, or `host=...
-    port=... user=... password=... dbname=...`.
+    """The database, PostgreSQL 15 or newer:
+    `postgres://user:password@host:port/database?sslmode=...`, or `host=... port=... user=...
+    password=... dbname=...`.
     """
     soft_deletes: bool = False
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""

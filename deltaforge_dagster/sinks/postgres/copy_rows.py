@@ -1,8 +1,9 @@
 """Rows in the binary format of COPY (manual: "COPY", section "Binary Format"), made of Arrow columns.
 
-A row is a number of fields, 16 bits, and for each field its length, 32 bits, and its bytes; the length of a null is -1. Numbers
-are big-endian. What bytes a type has is in its `send` function in the server: dates are days since 2000, timestamps and times
-microseconds. Decimals and arrays are sent as text, which the server reads as the column's type.
+A row is a number of fields, 16 bits, and for each field its length, 32 bits, and its bytes; the
+length of a null is -1. Numbers are big-endian. What bytes a type has is in its `send` function in
+the server: dates are days since 2000, timestamps and times microseconds. Decimals and arrays are
+sent as text, which the server reads as the column's type.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Translates errors of PostgreSQL into the errors of this package.
 
-The SQLSTATE decides (manual: appendix "PostgreSQL Error Codes"). The server's text is repeated only if it cannot contain a
-value of a row; the names of columns and constraints are fields of their own.
+The SQLSTATE decides (manual: appendix "PostgreSQL Error Codes"). The server's text is repeated only
+if it cannot contain a value of a row; the names of columns and constraints are fields of their own.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ _SETTINGS = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
     "jit": "off",
-    # Rows are merged in the order of the key, so lookups in the index read neighbouring pages. With the default, 4, the
-    # planner takes them for scattered reads: to merge 100,000 rows, it would rather read a table of five million whole.
+    # Rows are merged in the order of the key, so lookups in the index read neighbouring pages. With
+    # the default, 4, the planner takes them for scattered reads: to merge 100,000 rows, it would
+    # rather read a table of five million whole.
     "random_page_cost": "1.1",
 }
 """Settings of our sessions, which win over those of role and database (manual: "Client Connection Defaults")."""
@@ -103,7 +104,8 @@ class TargetServer:
 
         Raises:
             AuthFailed: The server refuses the login.
-            SinkRejected: There is no such database, the server is too old, or TLS cannot be used as configured.
+            SinkRejected: There is no such database, the server is too old, or TLS cannot be used as
+                configured.
             SinkUnavailable: The server cannot be reached now.
         """
         settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())

@@ -1,8 +1,9 @@
 """The SQL that applies staged rows to a table, for each mode.
 
-The rows of a step are in a temporary table (`STAGED`). Its columns have names of our own: `c0` is the first column of the
-table, `o0` the old value of the first key column, `a0` whether the row lacks the value of `c0`; others are named as in
-staged files. Everything happens in the transaction that also remembers the commit, so no statement is ever repeated.
+The rows of a step are in a temporary table (`STAGED`). Its columns have names of our own: `c0` is
+the first column of the table, `o0` the old value of the first key column, `a0` whether the row
+lacks the value of `c0`; others are named as in staged files. Everything happens in the transaction
+that also remembers the commit, so no statement is ever repeated.
 """
 
 from __future__ import annotations

@@ -282,7 +282,8 @@ class PostgresTarget:
             ours: Whether this sink has written to the table before, or emptied it.
 
         Raises:
-            TableRejected: A column's type does not hold the values, or the table has no index of its key.
+            TableRejected: A column's type does not hold the values, or the table has no index of
+                its key.
         """
         existing = {column.name: column for column in self.columns(relation)}
         for name, type_ in self._wanted().items():

@@ -1,6 +1,7 @@
 """Types of PostgreSQL's columns: what a column of a new table is, and which columns hold which values.
 
-Types are named as `format_type` names them: `bigint`, `numeric(10,2)`, `timestamp with time zone`, `text[]`.
+Types are named as `format_type` names them: `bigint`, `numeric(10,2)`, `timestamp with time zone`,
+`text[]`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ _LIKE_TEXT = {"boolean", "date", "uuid", "json", "jsonb", *_DIGITS}
 _OWN_TEXT = re.compile(
     r"numeric|interval|inet|cidr|macaddr8?|time(\(\d\))? with time zone|(bit|bit varying)(\(\d+\))?"
 )
-"""Types of PostgreSQL that typed rows have as text. The text is PostgreSQL's own, so a column can have the type itself."""
+"""Types of PostgreSQL that typed rows have as text.
+
+The text is PostgreSQL's own, so a column can have the type itself.
+"""
 _EXACT_TEXT = {TEXT, "character varying", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "bit varying", "time with time zone"}  # fmt: skip
 """Types that store a text exactly or refuse it. With a length, a cast would truncate or round."""
 _COMPARED_AS_TEXT = re.compile(
@@ -73,8 +77,8 @@ def column_type(type_: ValueType) -> str:
 def new_type(column: TypedColumn, *, declared: bool) -> str:
     """Return the type of a new column.
 
-    What the source's PostgreSQL has as `jsonb`, `numeric`, `inet` and so on is the same here, unless the file declares
-    a type.
+    What the source's PostgreSQL has as `jsonb`, `numeric`, `inet` and so on is the same here,
+    unless the file declares a type.
     """
     source = column.source_type or ""
     if not declared and column.type.kind == "json" and source == "jsonb":
@@ -101,7 +105,8 @@ def takes(existing: str, column: TypedColumn, *, enum: bool) -> bool:
     """
     wanted = column_type(column.type)
     if column.type.kind == "text":
-        # The server reads the text as it reads its own, and refuses what is none of the type's values.
+        # The server reads the text as it reads its own, and refuses what is none of the type's
+        # values.
         return existing in _EXACT_TEXT or existing == column.source_type or enum
     return holds(existing, wanted)
 
@@ -120,8 +125,9 @@ def holds(wide: str, narrow: str) -> bool:
 def is_exact(type_: str) -> bool:
     """Return whether no two different values, as typed rows have them, are equal in a column of a type.
 
-    In `numeric` 10.0 and 10.00 are equal, in `interval` a day and 24 hours, in `jsonb` documents with such numbers, in
-    `citext` what differs in case only. What is not known is not exact, either.
+    In `numeric` 10.0 and 10.00 are equal, in `interval` a day and 24 hours, in `jsonb` documents
+    with such numbers, in `citext` what differs in case only. What is not known is not exact,
+    either.
     """
     return _COMPARED_AS_TEXT.fullmatch(type_) is not None
 

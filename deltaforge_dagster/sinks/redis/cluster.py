@@ -1,10 +1,10 @@
 """Redis Cluster: finds the node for each stream (redis.io, "Redis cluster specification").
 
-A key belongs to one of 16,384 slots, and each slot to one node. A transaction is limited to one slot. So
-the messages for the streams of each slot are sent separately, in order within the slot, and a sink that
-delivers exactly once needs its position and all its streams in the same slot. The part of a key
-in braces is its *hash tag*, which alone decides the slot: `{shop}.orders` and `{shop}.customers` share
-one.
+A key belongs to one of 16,384 slots, and each slot to one node. A transaction is limited to one
+slot. So the messages for the streams of each slot are sent separately, in order within the slot,
+and a sink that delivers exactly once needs its position and all its streams in the same slot. The
+part of a key in braces is its *hash tag*, which alone decides the slot: `{shop}.orders` and
+`{shop}.customers` share one.
 """
 
 from __future__ import annotations

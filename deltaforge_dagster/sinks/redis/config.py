@@ -29,8 +29,9 @@ class RedisSinkConfig(MessageSinkConfig):
     `redis+cluster://host:port,host:port` (one node of a cluster can also be `redis://`).
     """
     stream: TemplateText
-    """Template of the stream's name. An event for which a variable cannot be resolved makes the sink
-    fail until the file is changed.
+    """Template of the stream's name.
+
+    An event for which a variable cannot be resolved makes the sink fail until the file is changed.
     """
     send_timeout_secs: Seconds = 5.0
     """How long the server may go without accepting or sending a byte."""
@@ -41,8 +42,8 @@ class RedisSinkConfig(MessageSinkConfig):
     exactly_once: bool = False
     """Whether the sink also stores its own position, so that every change arrives exactly once
     ([guarantees](guarantees.md#exactly-once)). Redis keeps it in the key
-    `deltaforge:position:<pipeline>:<sink>`; the user additionally needs `+watch +unwatch +get +set` and
-    access to that key. In a cluster, all streams must be in one hash slot.
+    `deltaforge:position:<pipeline>:<sink>`; the user additionally needs `+watch +unwatch +get +set`
+    and access to that key. In a cluster, all streams must be in one hash slot.
     """
     event_field: Literal["df-event", "event"] = "df-event"
     """Name of the field that holds the message. `event` is also the entry's first field, as

@@ -31,13 +31,13 @@ Address = tuple[str, int]
 class Endpoint:
     """Makes connections to the server that a URI names.
 
-    The URI has a form that redis-py's `from_url` accepts (`redis://`, `rediss://` with TLS, `unix://`,
-    and their options), or names several hosts, `host[:port][,host[:port]...]`:
+    The URI has a form that redis-py's `from_url` accepts (`redis://`, `rediss://` with TLS,
+    `unix://`, and their options), or names several hosts, `host[:port][,host[:port]...]`:
 
-    - `redis+sentinel://[user:password@]hosts/service[/database]`: Sentinels, which are asked for the
-      master of `service` for each connection; user and password are those of the master;
-    - `redis+cluster://[user:password@]hosts`: nodes of a Redis Cluster, some of which may be down. A
-      single node can also be given as `redis://`.
+    - `redis+sentinel://[user:password@]hosts/service[/database]`: Sentinels, which are asked for
+      the master of `service` for each connection; user and password are those of the master;
+    - `redis+cluster://[user:password@]hosts`: nodes of a Redis Cluster, some of which may be down.
+      A single node can also be given as `redis://`.
 
     `rediss+` instead of `redis+` means TLS to the servers.
 
@@ -91,8 +91,8 @@ class Endpoint:
         """Return a connection that is not connected yet.
 
         Args:
-            address: Another server of the same cluster; None for the server that the URI names (each
-                time the next one if it names several nodes).
+            address: Another server of the same cluster; None for the server that the URI names
+                (each time the next one if it names several nodes).
 
         Raises:
             redis.ConnectionError: No Sentinel answers, or none knows a master.

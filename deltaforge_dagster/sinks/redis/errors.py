@@ -1,8 +1,8 @@
 """Translates the errors of Redis servers.
 
 An error line begins with a code (redis.io, "Redis serialization protocol specification", "Simple
-errors"), which decides whether it helps to wait and retry. Its text can repeat the command's arguments,
-so messages include only the part before them.
+errors"), which decides whether it helps to wait and retry. Its text can repeat the command's
+arguments, so messages include only the part before them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ _FOR_NOW_CLASSES = (
 """The same errors as redis-py's classes, whose text lacks the code."""
 
 _TOO_LARGE = ("invalid bulk length", "Elements are too large")
-"""Errors for a string above `proto-max-bulk-len` (512 MB), after which the server hangs up, and for an
-entry above 1 GB."""
+"""Errors for a string above `proto-max-bulk-len` (512 MB), after which the server hangs up, and for
+an entry above 1 GB.
+"""
 
 
 class TooLarge(SinkRejected):

@@ -1,8 +1,8 @@
 """One connection to a Redis server for blocks: redis-py sets it up, then its socket is used directly.
 
-Blocks (`resp`) and their replies are too large for redis-py to pack and parse, so their bytes bypass it.
-The link also watches the key of a sink's position, knows its own client id on the server, and can end
-other connections there.
+Blocks (`resp`) and their replies are too large for redis-py to pack and parse, so their bytes
+bypass it. The link also watches the key of a sink's position, knows its own client id on the
+server, and can end other connections there.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class RedisLink:
         address: Name of the server in messages.
         identity: Known once connected; its server part is empty if the user may not run INFO.
         in_cluster: Whether the server is a node of a Redis Cluster; known once connected.
-        queued: The block whose commands have been sent, but not the end, without which they have no effect; or None.
-        executing: Whether the end of a block has been sent, at least in part, and the block was not answered.
+        queued: The block whose commands have been sent, but not the end, without which they have no
+            effect; or None.
+        executing: Whether the end of a block has been sent, at least in part, and the block was not
+            answered.
         held: Value of the watched key, None if it does not exist.
         alone: Whether the other connections of the same name have been ended.
     """
@@ -83,7 +85,8 @@ class RedisLink:
             raise SinkUnavailable(
                 f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
             )
-        # Try MULTI before any block: if it were refused in one, the block's commands would run singly.
+        # Try MULTI before any block: if it were refused in one, the block's commands would run
+        # singly.
         self._request("MULTI")
         self._request("EXEC")
         self.identity = Identity(self._server_process(), hello[b"id"])
@@ -193,8 +196,8 @@ class RedisLink:
     def rehearse(self, commands: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Let the server check commands, given with their keys, without executing them.
 
-        The server checks permissions when it queues a command in a transaction. The transaction ends
-        only with the connection, which cannot be used for anything else afterwards.
+        The server checks permissions when it queues a command in a transaction. The transaction
+        ends only with the connection, which cannot be used for anything else afterwards.
 
         Raises:
             PermissionMissing: The user may not run one of the commands.

@@ -52,7 +52,8 @@ class Node:
 
         Args:
             watched: Key that must not change until the block is executed; None for none.
-            block: The block, which the server may have queued already; anything else that it has queued is given up.
+            block: The block, which the server may have queued already; anything else that it has
+                queued is given up.
         """
         self._use.raise_when_closed()
         if self.link is not None and not self.link.ready_for(block):

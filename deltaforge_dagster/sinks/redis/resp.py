@@ -1,21 +1,23 @@
 r"""Redis' wire protocol for whole batches: packs messages into XADD commands.
 
-A Python call per field would cost more than the server needs for a message. So `pack_blocks` is built on
-Numba kernels, which read the buffers of Arrow columns in place and write finished commands.
-`resp_replies` parses the replies in the same way.
+A Python call per field would cost more than the server needs for a message. So `pack_blocks` is
+built on Numba kernels, which read the buffers of Arrow columns in place and write finished
+commands. `resp_replies` parses the replies in the same way.
 
-It uses RESP2 (redis.io, "Redis serialization protocol specification") on purpose: the types of RESP3
-are not needed, and every server and proxy supports RESP2.
+It uses RESP2 (redis.io, "Redis serialization protocol specification") on purpose: the types of
+RESP3 are not needed, and every server and proxy supports RESP2.
 
 A *block* is one transaction: `MULTI`, some XADDs, `EXEC`. The server queues the commands and runs
-all of them at EXEC; if it refuses one while queueing (out of memory, read-only, no permission), EXEC
-runs none. That is why a sender can continue after an error without leaving a gap. And because nothing happens
-before EXEC, a sender can have the server queue a block while it still waits for the answer to the one before.
+all of them at EXEC; if it refuses one while queueing (out of memory, read-only, no permission),
+EXEC runs none. That is why a sender can continue after an error without leaving a gap. And because
+nothing happens before EXEC, a sender can have the server queue a block while it still waits for the
+answer to the one before.
 
 A block that *keeps a position* also sets a key to it in the same transaction, and ends with `WATCH`
-and `GET` of that key. So the server already watches the key while the next block is packed and sent,
-and that block's EXEC has no effect (`*-1`) if anyone else has moved the position meanwhile. The reply
-to GET shows whether that happened between EXEC and WATCH. None of this costs a round trip.
+and `GET` of that key. So the server already watches the key while the next block is packed and
+sent, and that block's EXEC has no effect (`*-1`) if anyone else has moved the position meanwhile.
+The reply to GET shows whether that happened between EXEC and WATCH. None of this costs a round
+trip.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ MAX_BLOCK_BYTES = 1 << 18
 
 The server keeps the queued commands until EXEC; large blocks no longer fit into the processor's and
 the allocator's caches. A message of 560 bytes costs the server 3.8 to 4.2 µs of processor time in
-blocks of 1 MiB and 2.6 µs in blocks of 256 KiB. Smaller blocks are not cheaper, and suffer more from
-network round trips.
+blocks of 1 MiB and 2.6 µs in blocks of 256 KiB. Smaller blocks are not cheaper, and suffer more
+from network round trips.
 """
 
 
@@ -119,8 +121,9 @@ class PositionKey:
 class PackedCommands:
     """One packed transaction with the messages `start` to `stop` (exclusive) of a batch.
 
-    The server queues what `queued` contains, and runs it when it gets `executed`. `queued` stays valid until the second
-    block after this one is packed. `position` is the value to which the position's key is set, or None.
+    The server queues what `queued` contains, and runs it when it gets `executed`. `queued` stays
+    valid until the second block after this one is packed. `position` is the value to which the
+    position's key is set, or None.
     """
 
     start: int

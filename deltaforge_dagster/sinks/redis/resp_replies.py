@@ -16,11 +16,10 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 #   -EXECABORT text;          or: EXEC ran nothing because a command was refused while queueing
 #   *-1;                      or: EXEC ran nothing because the watched key had changed
 #   +OK; $#;<position>;       only if the block keeps a position: WATCH, and GET ($-1; if no value)
-#
-# State that `_scan` keeps between calls: its offset in the buffer; the number of replies it has read
-# (MULTI and the commands, then EXEC, then its items, then WATCH and GET; if EXEC ran nothing, its items
-# count as read); the bounds of the first error line and the number of its reply; the outcome; whether
-# EXEC ran nothing; and the bounds of the newest bulk string.
+#  State that `_scan` keeps between calls: its offset in the buffer; the number of replies it has
+# read (MULTI and the commands, then EXEC, then its items, then WATCH and GET; if EXEC ran nothing,
+# its items count as read); the bounds of the first error line and the number of its reply; the
+# outcome; whether EXEC ran nothing; and the bounds of the newest bulk string.
 _AT, _REPLY, _ERROR, _ERROR_END, _ERROR_REPLY, _OUTCOME, _ABORTED, _TEXT, _TEXT_END = range(9)
 _WAITING, _ANSWERED, _BROKEN = range(3)
 
@@ -91,12 +90,13 @@ class Verdict:
     """What the server did with a block.
 
     Attributes:
-        executed: Whether EXEC ran the commands; if there is no `error`, all of them succeeded. False
-            without an `error` means that the watched key had changed.
+        executed: Whether EXEC ran the commands; if there is no `error`, all of them succeeded.
+            False without an `error` means that the watched key had changed.
         error: The first error line without its `-`, or None.
         row: Index of the command to which the error belongs: an XADD, or the SET, which comes after
             all of them; None if the error belongs to another reply.
-        held: Value of the position's key after a block that keeps a position; None if there is none.
+        held: Value of the position's key after a block that keeps a position; None if there is
+            none.
     """
 
     executed: bool
@@ -108,8 +108,8 @@ class Verdict:
 class Replies:
     """Parses the replies to blocks incrementally, one block after the other, wherever the received bytes are cut.
 
-    Call `expect`, then receive into `space()` and call `received(n)` until it returns a verdict. What was received
-    after the reply to the block belongs to the next one.
+    Call `expect`, then receive into `space()` and call `received(n)` until it returns a verdict.
+    What was received after the reply to the block belongs to the next one.
     """
 
     def __init__(self) -> None:

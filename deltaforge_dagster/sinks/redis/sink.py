@@ -4,22 +4,23 @@ An entry has the fields `event_id`, `idempotency_key`, `df-event` (the envelope;
 configurable), `df-key` (the message key, or else the event id), `df-headers` if there are any, and
 `df-replay` in a replay. Streams are never trimmed.
 
-Delivery is at least once; consumers can drop an `idempotency_key` that they have seen. Or it is exactly
-once: each block also sets a key of the server to the sink's position, and has no effect if the key has
-changed since this sender last read or set it (redis.io, "Transactions", section "Optimistic locking
-using check-and-set"). The key is in the database that the URI selects.
+Delivery is at least once; consumers can drop an `idempotency_key` that they have seen. Or it is
+exactly once: each block also sets a key of the server to the sink's position, and has no effect if
+the key has changed since this sender last read or set it (redis.io, "Transactions", section
+"Optimistic locking using check-and-set"). The key is in the database that the URI selects.
 
-Messages are sent in blocks (`resp`), transactions of at most 5,000 entries. While the server executes a block, the
-next one is packed and queued there, but executed only after that one is acknowledged. So the server need not wait
-for this side, and after any error it holds whole blocks from the start of the batch, without gaps.
+Messages are sent in blocks (`resp`), transactions of at most 5,000 entries. While the server
+executes a block, the next one is packed and queued there, but executed only after that one is
+acknowledged. So the server need not wait for this side, and after any error it holds whole blocks
+from the start of the batch, without gaps.
 
-A repeated block must not be followed by its first attempt: bytes of a broken connection may still be
-unread in a paused server. So the socket is reset instead of closed, and the next connection ends the
-old one on the server (`CLIENT KILL ID`) before it sends anything. If the sink keeps a position, the
-next connection then reads it and thus knows whether the block arrived.
+A repeated block must not be followed by its first attempt: bytes of a broken connection may still
+be unread in a paused server. So the socket is reset instead of closed, and the next connection ends
+the old one on the server (`CLIENT KILL ID`) before it sends anything. If the sink keeps a position,
+the next connection then reads it and thus knows whether the block arrived.
 
-In a Redis Cluster the messages of a batch are sent to one slot after the other, each in this way: the
-guarantees for a batch apply to the streams of each slot (`cluster`).
+In a Redis Cluster the messages of a batch are sent to one slot after the other, each in this way:
+the guarantees for a batch apply to the streams of each slot (`cluster`).
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ _BLOCK_WAITS = (0.1, 0.2)
 """Seconds between attempts; there is one more attempt than waits."""
 
 _AHEAD_BYTES = 1 << 19
-"""Size of a block up to which it is queued while the one before executes. A larger one could have a message that is too
-large for the server, which would close the connection, so that the answer to the block before would be lost. No server
-refuses messages of less than 1 MiB (the least `proto-max-bulk-len`)."""
+"""Size of a block up to which it is queued while the one before executes.
+
+A larger one could have a message that is too large for the server, which would close the
+connection, so that the answer to the block before would be lost. No server refuses messages of less
+than 1 MiB (the least `proto-max-bulk-len`).
+"""
 
 _MOST_REDIRECTIONS = 16
 """Redirections of one block that are followed without a wait."""
@@ -95,8 +99,8 @@ class RedisSink:
         uri: See `endpoint.Endpoint`.
         connect_timeout: Seconds for one attempt to connect.
         send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
-        batch_timeout: Seconds until a block is acknowledged, counted from its first byte, or, if it was queued while
-            the one before was executed, from the acknowledgement of that one.
+        batch_timeout: Seconds until a block is acknowledged, counted from its first byte, or, if it
+            was queued while the one before was executed, from the acknowledgement of that one.
         position_key: Key that holds the sink's position, for exactly-once delivery.
         position_seconds: Time after which the key expires, counted from the last block; None to
             keep it forever.

@@ -1,7 +1,8 @@
 """A client of a schema registry (Confluent Platform, "Schema Registry API Reference").
 
-Schemas are registered with `POST /subjects/<subject>/versions`, which returns the id of a schema that the subject already has,
-and so may be repeated. An id belongs to the schema and not to the subject, and never changes.
+Schemas are registered with `POST /subjects/<subject>/versions`, which returns the id of a schema
+that the subject already has, and so may be repeated. An id belongs to the schema and not to the
+subject, and never changes.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ class SchemaRegistryClient:
         return level if isinstance(level, str) else None
 
     def close(self) -> None:
-        """Close the connections, which ends a request that another thread has made. The next request opens them again."""
+        """Close the connections, which ends a request that another thread has made.
+
+        The next request opens them again.
+        """
         with self._lock:
             client, self._client = self._client, None
         if client is not None:

@@ -136,8 +136,8 @@ class StagedSinkConfig(SinkConfig):
     """The options of every sink for which Spark's tasks type the changes, by table."""
 
     types: Mapping[SourceTable, Mapping[Text, _TypeName]] = {}
-    """Types of columns, in place of those that the source's types give: `schema.table` to a mapping of
-    columns to [types](typed-rows.md).
+    """Types of columns, in place of those that the source's types give: `schema.table` to a mapping
+    of columns to [types](typed-rows.md).
     """
 
     @abstractmethod
@@ -175,18 +175,19 @@ class TableSinkConfig(StagedSinkConfig):
     destination_field = "table"
 
     table: TableTemplate = "${source.schema}.${source.table}"
-    """Template of the tables' names, with dots between their parts. Only `${source.db}`, `${source.schema}` and
-    `${source.table}` are allowed; in sources without schemas `${source.schema}` is the database. Each captured
-    table needs a name of its own.
+    """Template of the tables' names, with dots between their parts.
+
+    Only `${source.db}`, `${source.schema}` and `${source.table}` are allowed; in sources without
+    schemas `${source.schema}` is the database. Each captured table needs a name of its own.
     """
     mode: Literal["changelog", "current", "history"] = "current"
-    """What a table has: a row for every change (`changelog`), the source's rows as they are now (`current`), or
-    every version of each row with the time from which and until which it was valid (`history`)
-    ([lakehouse.md](lakehouse.md#which-mode)).
+    """What a table has: a row for every change (`changelog`), the source's rows as they are now
+    (`current`), or every version of each row with the time from which and until which it was valid
+    (`history`) ([lakehouse.md](lakehouse.md#which-mode)).
     """
     keys: Mapping[SourceTable, Columns] = {}
-    """The key columns of tables that have no primary key, or are to have another one here: `schema.table` to a
-    list of columns. They must identify a row.
+    """The key columns of tables that have no primary key, or are to have another one here:
+    `schema.table` to a list of columns. They must identify a row.
     """
     commit_seconds: Seconds = 60.0
     """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""

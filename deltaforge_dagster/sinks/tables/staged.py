@@ -22,8 +22,8 @@ Keys that have only a snapshot's row in a step form a step of their own (`Staged
 the step with the other keys, so that this part can be added without comparing it with each row of
 the table.
 
-A step of a sink of object files (`ObjectForm`) is the content of one object: a file in the form that the object has
-(`StagedStep.part` is then not null).
+A step of a sink of object files (`ObjectForm`) is the content of one object: a file in the form
+that the object has (`StagedStep.part` is then not null).
 
 A step of kind `rekey` has updates that change the key and lack values: its rows have the new key,
 and the old key in columns whose names begin with `OLD_KEY`; absent values are in the table's row of
@@ -58,8 +58,9 @@ _META: list[pa.Field[Any]] = [
 META = pa.schema(_META)
 """Columns of staged files besides those of the table.
 
-`df_segment` and `df_ordinal` are the change's place in the journal. `df_source_position` is its position in the
-source's log as text, `df_schema_version` the fingerprint of its table version. `df_absent` is null if nothing is absent.
+`df_segment` and `df_ordinal` are the change's place in the journal. `df_source_position` is its
+position in the source's log as text, `df_schema_version` the fingerprint of its table version.
+`df_absent` is null if nothing is absent.
 """
 
 _IMAGE_META: list[pa.Field[Any]] = [
@@ -197,7 +198,8 @@ class StagedTable:
     Attributes:
         destination: Name of the table at the sink, outermost part first: `("public", "orders")`.
         source: Name of the source's table: database, schema (None without schemas), table.
-        columns: The columns of the newest table version, then those of older ones, then added fields.
+        columns: The columns of the newest table version, then those of older ones, then added
+            fields.
         key: Names of the key columns; empty in a changelog of a table without a key.
         absent: Columns that are in the `df_absent` of some row.
         steps: The changes, in order.

@@ -84,8 +84,8 @@ class CommitWriter(Protocol):
 
         Args:
             table: The changes.
-            through: Number of the commit's last segment. A commit that is repeated has the same changes; later
-                commits have larger numbers.
+            through: Number of the commit's last segment. A commit that is repeated has the same
+                changes; later commits have larger numbers.
             guard: Called before anything is changed; raises if the run must stop writing.
             exists: Whether the table has everything before these changes. Then it is not made again
                 if it is gone, because the earlier changes would be missing without notice.

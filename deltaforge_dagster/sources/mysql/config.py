@@ -44,8 +44,8 @@ class OutboxTables(Block):
     tables: Annotated[
         tuple[Annotated[Text, AfterValidator(_outbox_pattern)], ...], Field(min_length=1)
     ]
-    """Patterns of outbox tables, `database.table` or `table` in any database; `*` and `%` match any text,
-    anywhere. The source's `tables` must capture them, too.
+    """Patterns of outbox tables, `database.table` or `table` in any database; `*` and `%` match any
+    text, anywhere. The source's `tables` must capture them, too.
     """
 
 
@@ -53,20 +53,22 @@ class MysqlSourceConfig(SourceConfig):
     """How to read the server's binary log."""
 
     id: Text
-    """Identifies the source; part of every event id, and the replica's server id is derived from it. If
-    absent, the pipeline's name is used, with a warning.
+    """Identifies the source; part of every event id, and the replica's server id is derived from
+    it. If absent, the pipeline's name is used, with a warning.
     """
     dsn: SecretStr
     """`mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=...`, with the options
-    `ssl-mode`, `ssl-ca`, `ssl-cert` and `ssl-key` of MySQL's own programs; other options are rejected.
+    `ssl-mode`, `ssl-ca`, `ssl-cert` and `ssl-key` of MySQL's own programs; other options are
+    rejected.
     """
     tables: tuple[TablePattern, ...] = ()
-    """Tables to capture: `shop.orders`; `orders` means that table in any database; a part may end in `*`
-    or `%`. Absent or `[]` means every user table. Case-sensitive; `_` is an ordinary character.
+    """Tables to capture: `shop.orders`; `orders` means that table in any database; a part may end
+    in `*` or `%`. Absent or `[]` means every user table. Case-sensitive; `_` is an ordinary
+    character.
     """
     on_schema_drift: OnSchemaDrift = "adapt"
-    """What to do when another server has taken the source's place and its tables differ: continue with
-    them, or stop. See "Another server" in [mysql.md](mysql.md).
+    """What to do when another server has taken the source's place and its tables differ: continue
+    with them, or stop. See "Another server" in [mysql.md](mysql.md).
     """
     snapshot: Snapshot | None = None
     """When and how the existing rows of the tables are read ([snapshots.md](snapshots.md))."""
@@ -132,8 +134,8 @@ def mysql_dsn(text: str) -> MysqlDsn:
     the connection.
 
     Raises:
-        SpecError: The text is not a MySQL URL, or its options are unknown or inconsistent. Of the text,
-            the message quotes at most the name of an option and the `ssl-mode`.
+        SpecError: The text is not a MySQL URL, or its options are unknown or inconsistent. Of the
+            text, the message quotes at most the name of an option and the `ssl-mode`.
     """
     if text.startswith("mysql://"):
         check_encoded(text)

@@ -1,8 +1,8 @@
 """GTID sets of MySQL and GTID positions of MariaDB: the transactions that a server or reader has.
 
-A GTID of MySQL is `<uuid of the server>:<number>` or, since MySQL 8.3, `<uuid>:<tag>:<number>`. Sets are
-written in MySQL's notation (manual: "GTID Format and Storage"), with `,` between servers, tagged intervals
-after those without a tag, and no white space::
+A GTID of MySQL is `<uuid of the server>:<number>` or, since MySQL 8.3, `<uuid>:<tag>:<number>`.
+Sets are written in MySQL's notation (manual: "GTID Format and Storage"), with `,` between servers,
+tagged intervals after those without a tag, and no white space::
 
     3e11fa47-71ca-11e1-9e33-c80aa9429562:1-57:60:batch:1-3,4d2e...:1
 
@@ -11,14 +11,15 @@ In PREVIOUS_GTIDS events and in COM_BINLOG_DUMP_GTID a set is little-endian byte
     Int64 number of servers | for each: Byte16 uuid | Int64 number of intervals
                             | for each: Int64 first | Int64 last + 1
 
-With tags (`Gtid_set::encode` in the server's source code), each pair of server and tag is an entry::
+With tags (`Gtid_set::encode` in the server's source code), each pair of server and tag is an
+entry::
 
     Int8 1 | Int48 number of entries | Int8 1
     | for each: Byte16 uuid | Int8 2 * size of tag | tag | Int64 number of intervals | ...
 
-A GTID of MariaDB is `domain-server-number` (MariaDB's manual: "Global Transaction ID"). Within a domain
-the numbers increase, whichever server writes, so one GTID implies all before it. A position has one
-GTID per domain, as in the variables `gtid_binlog_pos` and `gtid_slave_pos`::
+A GTID of MariaDB is `domain-server-number` (MariaDB's manual: "Global Transaction ID"). Within a
+domain the numbers increase, whichever server writes, so one GTID implies all before it. A position
+has one GTID per domain, as in the variables `gtid_binlog_pos` and `gtid_slave_pos`::
 
     0-1-100,7-3-25
 """
@@ -53,7 +54,8 @@ class GtidSet:
     __slots__ = ("_intervals",)
 
     def __init__(self) -> None:
-        # Per source: the first and the last numbers of the intervals, which do not touch each other.
+        # Per source: the first and the last numbers of the intervals, which do not touch each
+        # other.
         self._intervals: dict[Source, tuple[list[int], list[int]]] = {}
 
     @classmethod

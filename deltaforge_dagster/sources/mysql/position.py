@@ -27,8 +27,8 @@ class BinlogPosition:
     """A MySQL position, between two transactions of the binary log.
 
     Of two positions with GTIDs, the one whose set contains the other's is later; this holds across
-    servers, whatever their files are called. Otherwise the file decides, by the number at the end of its
-    name (which gets a seventh digit after `.999999`), and then the offset.
+    servers, whatever their files are called. Otherwise the file decides, by the number at the end
+    of its name (which gets a seventh digit after `.999999`), and then the offset.
 
     Attributes:
         file: Name of the binary log file.

@@ -326,9 +326,10 @@ def coverage(
 ) -> list[Finding]:
     """Return findings for databases and tables that the patterns name but that are not captured.
 
-    The server may exclude whole databases from its log (manual: "Binary Log Options", `--binlog-do-db`
-    and `--binlog-ignore-db`; with row format, the table's database decides). A table that a pattern names
-    may not exist, because it was dropped, renamed, or moved to another database.
+    The server may exclude whole databases from its log (manual: "Binary Log Options",
+    `--binlog-do-db` and `--binlog-ignore-db`; with row format, the table's database decides). A
+    table that a pattern names may not exist, because it was dropped, renamed, or moved to another
+    database.
 
     Raises:
         DeltaforgeError: The server cannot be reached.

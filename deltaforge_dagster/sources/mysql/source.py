@@ -1,8 +1,8 @@
 """MySQL as a source: the binary log, read as a replica reads it.
 
 One connection per run streams the log; a position is the end of a transaction in it. The server
-keeps its log for a limited time (`binlog_expire_logs_seconds`), whether we have read it or not. So there is
-nothing to create, retain or confirm on the server, and a position can be lost.
+keeps its log for a limited time (`binlog_expire_logs_seconds`), whether we have read it or not. So
+there is nothing to create, retain or confirm on the server, and a position can be lost.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class MysqlSource:
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`: the formats of values where there is a choice.
         columns: `spec.engine.columns`: the column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+            default.
     """
 
     def __init__(
@@ -166,8 +167,9 @@ class MysqlSource:
     def definitions(self, start: Position) -> dict[str, str]:
         """Return all tables' definitions, which a log with `binlog_row_metadata=MINIMAL` lacks.
 
-        Tables that a statement after `start` changed are left out, and all tables if the server is too slow.
-        A reader looks these up later, which takes longer, and is impossible if the table has changed meanwhile.
+        Tables that a statement after `start` changed are left out, and all tables if the server is
+        too slow. A reader looks these up later, which takes longer, and is impossible if the table
+        has changed meanwhile.
         """
         with contextlib.suppress(Retryable):
             return definitions_now(
@@ -251,8 +253,8 @@ class MysqlSource:
 
         Raises:
             PositionLost: The log after `start` is no longer available.
-            SourceUnavailable: The connection broke, or another reader with the same server id took over.
-                Read again from the end of the last complete transaction.
+            SourceUnavailable: The connection broke, or another reader with the same server id took
+                over. Read again from the end of the last complete transaction.
             SourceMisconfigured: A setting of the server was changed.
             UnsupportedEvent: The log contains an event that this version does not decode.
         """
@@ -367,7 +369,8 @@ class MysqlSource:
             reader: A number that no other reader uses at the same time.
 
         Raises:
-            SourceUnavailable: Another server has taken the place of the one that the section was planned on.
+            SourceUnavailable: Another server has taken the place of the one that the section was
+                planned on.
             CorruptLog: The log differs from the one that the section was planned on.
             DeltaforgeError: As from `read`.
         """
@@ -409,8 +412,8 @@ class MysqlSource:
     ) -> Iterator[pa.RecordBatch]:
         """Decode the held events of a table, and yield the changes that `read` would have yielded.
 
-        The table's definition after the last event is stored for the log after `position`, unless one is
-        stored already.
+        The table's definition after the last event is stored for the log after `position`, unless
+        one is stored already.
 
         Raises:
             UnsupportedEvent: The table's columns in these events are still not certain.
@@ -457,7 +460,8 @@ class MysqlSource:
         """Return where reading continues on this server after a failover; see `Source.relocate`.
 
         Raises:
-            PositionLost: The position has no GTIDs, or this server's log does not have everything after them.
+            PositionLost: The position has no GTIDs, or this server's log does not have everything
+                after them.
         """
         with self._server.query(_OPEN_SECONDS) as session:
             return identity.relocate(session, self._server.where, _binlog(position))

@@ -61,8 +61,9 @@ class OutboxPrefixes(Block):
     """Which logical messages are outbox events."""
 
     prefixes: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Patterns of prefixes of logical messages; `*` and `%` match any text. Messages that match have the
-    schema `__outbox` instead of `__wal_message`.
+    """Patterns of prefixes of logical messages; `*` and `%` match any text.
+
+    Messages that match have the schema `__outbox` instead of `__wal_message`.
     """
 
 
@@ -72,31 +73,34 @@ class PostgresSourceConfig(SourceConfig):
     dsn: SecretStr
     """`postgres://user:password@host:port/database?sslmode=...`, or `host=... port=... user=...
     password=... dbname=...` (or `database=`). Defaults of the second form for host, port, user and
-    database: localhost, 5432, postgres, postgres. Keys that PostgreSQL does not know are ignored with a
-    warning.
+    database: localhost, 5432, postgres, postgres. Keys that PostgreSQL does not know are ignored
+    with a warning.
     """
     slot: Annotated[Text, AfterValidator(_slot)]
-    """Replication slot; created if missing. `deltaforge recover` and `deltaforge checkpoint reset --all` drop it if
-    nothing can be read from it any more, `deltaforge remove` in any case. Lower-case letters, digits and `_`.
+    """Replication slot; created if missing.
+
+    `deltaforge recover` and `deltaforge checkpoint reset --all` drop it if nothing can be read from
+    it any more, `deltaforge remove` in any case. Lower-case letters, digits and `_`.
     """
     publication: Annotated[Text, AfterValidator(_publication)]
-    """Publication; created if missing, with the tables that match, and extended when more tables match.
-    A publication that somebody else created is checked and never changed.
+    """Publication; created if missing, with the tables that match, and extended when more tables
+    match. A publication that somebody else created is checked and never changed.
     """
     tables: tuple[TablePattern, ...]
-    """Tables to capture: `public.orders`; `orders` means `public.orders`; a part may end in `*` or `%`
-    (`shop.*`, `shop.order_%`, `*.orders`). `[]` means every user table. Case-sensitive; `_` is an
-    ordinary character.
+    """Tables to capture: `public.orders`; `orders` means `public.orders`; a part may end in `*` or
+    `%` (`shop.*`, `shop.order_%`, `*.orders`). `[]` means every user table. Case-sensitive; `_` is
+    an ordinary character.
     """
     start_position: Annotated[
         Literal["earliest", "latest"] | StartLsn, BeforeValidator(_start_position)
     ] = "earliest"
     """Where a new pipeline starts: at the oldest change that the slot still holds, at the current
-    position (for a new slot both are the same), or at an LSN. Ignored once the pipeline has a position.
+    position (for a new slot both are the same), or at an LSN. Ignored once the pipeline has a
+    position.
     """
     on_schema_drift: OnSchemaDrift = "adapt"
-    """What to do when another server has taken the source's place and its tables differ: continue with
-    them, or stop. See "Another server" in [postgres.md](postgres.md).
+    """What to do when another server has taken the source's place and its tables differ: continue
+    with them, or stop. See "Another server" in [postgres.md](postgres.md).
     """
     snapshot: Snapshot | None = None
     """When and how the existing rows of the tables are read ([snapshots.md](snapshots.md))."""

@@ -1,7 +1,7 @@
 """Positions in PostgreSQL's log: `{"lsn": "0/16B6C50", "tx_id": 731}`.
 
-A position is the `end_lsn` of a commit (Streaming Replication Protocol, section "Logical Replication Message
-Formats").
+A position is the `end_lsn` of a commit (Streaming Replication Protocol, section "Logical
+Replication Message Formats").
 """
 
 from __future__ import annotations

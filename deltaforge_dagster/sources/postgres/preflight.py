@@ -1,8 +1,8 @@
 """Inspect a PostgreSQL server before and between runs: does it meet the requirements of capture?
 
-Only queries the catalog (manual: "System Information Functions and Operators"), so that no table is read or
-locked and nothing is written. Errors that would stop a run come from the functions that the run itself
-uses; this module adds the points that a run does not check.
+Only queries the catalog (manual: "System Information Functions and Operators"), so that no table is
+read or locked and nothing is written. Errors that would stop a run come from the functions that the
+run itself uses; this module adds the points that a run does not check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """PostgreSQL as a source: logical replication with the built-in plugin `pgoutput`.
 
-One publication selects the tables, one slot retains the log, one stream per run reads it. A position
-is the `end_lsn` of a commit, or an LSN up to which the server says that it has nothing for us.
+One publication selects the tables, one slot retains the log, one stream per run reads it. A
+position is the `end_lsn` of a commit, or an LSN up to which the server says that it has nothing for
+us.
 """
 
 from __future__ import annotations
@@ -138,11 +139,11 @@ class PostgresSource:
     def ensure_start(self, at: Position | None = None) -> LsnPosition:
         """Create publication and slot if they are missing; return where reading starts.
 
-        With `start_position: earliest` that is the oldest change that the slot retains, with `latest` the
-        current end of the log; for a new slot both are the same. An LSN must be within what the slot
-        retains. `at` is an LSN that replaces `start_position`; if it is inside a transaction, reading starts
-        before that transaction. `read` from the result yields every change that is committed after this
-        call returns. Idempotent; takes at most 5 seconds.
+        With `start_position: earliest` that is the oldest change that the slot retains, with
+        `latest` the current end of the log; for a new slot both are the same. An LSN must be within
+        what the slot retains. `at` is an LSN that replaces `start_position`; if it is inside a
+        transaction, reading starts before that transaction. `read` from the result yields every
+        change that is committed after this call returns. Idempotent; takes at most 5 seconds.
 
         Raises:
             SourceMisconfigured: `wal_level`, a table or the publication is not as required.
@@ -252,9 +253,10 @@ class PostgresSource:
     def has_changes(self, after: Position) -> bool:
         """Return whether it is worth starting a run that reads from `after`.
 
-        True if a peek into the slot finds a change of a captured table that was committed after `after`.
-        Also true if the peek takes longer than 2 seconds, if the slot is in use, or if more than 64 MiB of
-        log are unread: a run then confirms them, so that the server can discard them.
+        True if a peek into the slot finds a change of a captured table that was committed after
+        `after`. Also true if the peek takes longer than 2 seconds, if the slot is in use, or if
+        more than 64 MiB of log are unread: a run then confirms them, so that the server can discard
+        them.
 
         Raises:
             PositionLost: The slot does not exist or was invalidated.
@@ -307,8 +309,8 @@ class PostgresSource:
         """Add matching tables to a publication that we created; return findings for tables that are still missing.
 
         Raises:
-            PositionLost: The publication or the slot does not exist, or the slot was invalidated or has
-                moved beyond `position`.
+            PositionLost: The publication or the slot does not exist, or the slot was invalidated or
+                has moved beyond `position`.
             SourceMisconfigured: A setting of the server is wrong.
             SourceUnavailable: The server cannot be reached; try again.
         """
@@ -383,11 +385,11 @@ class PostgresSource:
     ) -> Generator[ChangeBatch]:
         """Yield every transaction committed after `start`, complete and exactly once, in log order.
 
-        `start` is the newest durable position, captured or confirmed: if the slot was confirmed beyond
-        it, changes are lost. Server and decoder skip a transaction exactly if its commit record begins
-        before `start`. A position is the end of a commit record, or a place between two records that the
-        server reported. So no transaction is repeated or lost, even if the slot has not moved and the
-        server sends everything again.
+        `start` is the newest durable position, captured or confirmed: if the slot was confirmed
+        beyond it, changes are lost. Server and decoder skip a transaction exactly if its commit
+        record begins before `start`. A position is the end of a commit record, or a place between
+        two records that the server reported. So no transaction is repeated or lost, even if the
+        slot has not moved and the server sends everything again.
 
         The stream ends only with an error, with `close`, or when the generator is closed.
 

@@ -1,7 +1,8 @@
 """Types of PostgreSQL's columns, by the names that table versions have: `format_type`'s.
 
-The names of built-in types have no schema. Every other type (enums, domains, types of extensions) is text, since a
-table version does not say what it is made of; only PostGIS's geometries are known by their name.
+The names of built-in types have no schema. Every other type (enums, domains, types of extensions)
+is text, since a table version does not say what it is made of; only PostGIS's geometries are known
+by their name.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ action         what rows contain
 `TRUNCATE`     the first characters of a text
 =============  ==========================================================================
 
-A pattern is a table pattern as in `sources.tables`, then a column: `shop.users.ssn`. Without a schema
-it matches that table in any schema (`users.ssn`, `*.password`), to hide too much rather than too little.
-Column names compare case-insensitively, as MySQL's do. If several actions match a column, the one that
-hides most applies: the first of exclude, mask, hash, truncate. Key columns may only be hashed, because
-changes are ordered by key, and different keys must remain different.
+A pattern is a table pattern as in `sources.tables`, then a column: `shop.users.ssn`. Without a
+schema it matches that table in any schema (`users.ssn`, `*.password`), to hide too much rather than
+too little. Column names compare case-insensitively, as MySQL's do. If several actions match a
+column, the one that hides most applies: the first of exclude, mask, hash, truncate. Key columns may
+only be hashed, because changes are ordered by key, and different keys must remain different.
 """
 
 from __future__ import annotations

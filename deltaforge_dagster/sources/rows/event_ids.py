@@ -9,10 +9,10 @@ An id is a UUID of version 7 (RFC 9562, section 5.7) as text. Its 74 free bits a
     +------------------+----+-------------+--+---------------------------------------+
 
 Two independent chains start from the halves of a 128-bit BLAKE2b hash of the source id, and hash
-one number after the other: `h = mix(h ^ number)`. Each `mix` is a bijection of 64 bits that
-spreads every input bit over all output bits (chain a: the finalizer of MurmurHash3, chain b:
-"variant 13" of SplitMix64). So all ids of one transaction differ in chain b, apart from the two of its bits
-that the variant field replaces. The chance that any two of a million changes with the same commit time
+one number after the other: `h = mix(h ^ number)`. Each `mix` is a bijection of 64 bits that spreads
+every input bit over all output bits (chain a: the finalizer of MurmurHash3, chain b: "variant 13"
+of SplitMix64). So all ids of one transaction differ in chain b, apart from the two of its bits that
+the variant field replaces. The chance that any two of a million changes with the same commit time
 share an id is about 3 in 10^11.
 
 Each source chooses the numbers that identify a transaction, and feeds the chains in its own kernel.

@@ -1,9 +1,9 @@
 r"""Kernel: rewrite row images as column rules require.
 
-An image is JSON text as a source writes it: `{"column":value,...}`, with columns in the table's order, some
-of them missing, without white space. Images from the log and from a SELECT are treated alike.
-`null` stays, and so does `{"_unchanged":true}`, which stands for an unchanged value that is not in the log.
-Other values depend on the action of their column (module `columns`)::
+An image is JSON text as a source writes it: `{"column":value,...}`, with columns in the table's
+order, some of them missing, without white space. Images from the log and from a SELECT are treated
+alike. `null` stays, and so does `{"_unchanged":true}`, which stands for an unchanged value that is
+not in the log. Other values depend on the action of their column (module `columns`)::
 
     KEEP       the value itself
     EXCLUDE    neither name nor value
@@ -12,7 +12,8 @@ Other values depend on the action of their column (module `columns`)::
                of any other value its JSON text
     TRUNCATE   of a string the first characters, of {"_base64":"..."} the first bytes
 
-A character is a code point, however it is escaped: a surrogate pair of two `\u` escapes counts once.
+A character is a code point, however it is escaped: a surrogate pair of two `\u` escapes counts
+once.
 """
 
 # ruff: noqa: C901, PLR0917, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -37,8 +38,9 @@ from deltaforge_dagster.sources.rows.columns import EXCLUDE, HASH, KEEP, MASK
 
 # `columns` has one line per column of each table with rules, in the order of the images.
 COLUMN_ACTION, COLUMN_NAME, COLUMN_NAME_END, COLUMN_FIRST, COLUMN_SECOND = range(5)
-"""Action; start and end of `"name":` in `texts`; then, for `MASK`, start and end of the JSON text in `texts`,
-or, for `TRUNCATE`, the number of characters (or bytes) that remain."""
+"""Action; start and end of `"name":` in `texts`; then, for `MASK`, start and end of the JSON text
+in `texts`, or, for `TRUNCATE`, the number of characters (or bytes) that remain.
+"""
 COLUMN_WIDTH = 5
 
 # `tables` has one line per table with rules.
@@ -231,9 +233,10 @@ def hide_values(
 ) -> int:
     """Rewrite one text column of all rows; return the number of rows done, less than all after an error.
 
-    `ends` (where each row's text ends in `source`) and `valid` (0 for null) describe the input, `out_ends`
-    the output. `out` must have room for what the rules add. `tables_of` is each row's line in `tables`,
-    -1 if no rules apply. `message` begins with `salt` bytes of salt, and has room for the largest image.
+    `ends` (where each row's text ends in `source`) and `valid` (0 for null) describe the input,
+    `out_ends` the output. `out` must have room for what the rules add. `tables_of` is each row's
+    line in `tables`, -1 if no rules apply. `message` begins with `salt` bytes of salt, and has room
+    for the largest image.
     """
     at = out_at = int(np.int64(0))
     for row in range(ends.size):

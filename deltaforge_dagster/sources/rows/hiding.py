@@ -1,8 +1,8 @@
 """Apply column rules to row images before they become a record batch.
 
-Sources write complete row images into scratch memory. If rules apply to a table, only the images that
-`hidden_values` rewrites go into the record batch. So no hidden value is ever journaled, held, sent,
-logged or counted.
+Sources write complete row images into scratch memory. If rules apply to a table, only the images
+that `hidden_values` rewrites go into the record batch. So no hidden value is ever journaled, held,
+sent, logged or counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Shown:
     Attributes:
         texts, ends: In the form of the arguments of `Hiding.show`.
         rows: How many rows were processed before `error`; all of them without an error.
-        error: Why processing stopped; its message does not say where in the log. None if it did not stop.
+        error: Why processing stopped; its message does not say where in the log. None if it did not
+            stop.
     """
 
     texts: Sequence[Bytes]
@@ -126,8 +127,8 @@ class Hiding:
         """Apply the rules to rows.
 
         Args:
-            texts: The text columns (`before`, `after`, `key`), each with the texts of all rows one after
-                the other.
+            texts: The text columns (`before`, `after`, `key`), each with the texts of all rows one
+                after the other.
             ends: `ends[column, row]` is where the row's text ends; may have more entries than rows.
             valid: `valid[column, row]` is 0 for null.
             versions: The number of each row's table version.

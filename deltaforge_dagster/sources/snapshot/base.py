@@ -1,16 +1,18 @@
 """The interface between a snapshot and a database: tables are read in chunks, while the log is streamed.
 
-Nothing is written to the source and nothing is stopped, so rows may change between the reading of a chunk
-and its place in the journal. What counts is which transactions a read could *see*, not the log position at
-that time: the log may already contain a commit that no SELECT sees yet. The caller does this:
+Nothing is written to the source and nothing is stopped, so rows may change between the reading of a
+chunk and its place in the journal. What counts is which transactions a read could *see*, not the
+log position at that time: the log may already contain a commit that no SELECT sees yet. The caller
+does this:
 
 1. It calls `Snapshots.watermark` once the stream's start position is fixed, and again now and then.
-2. It calls `Snapshots.plan` for the chunks. Any process may read a chunk at any time, and repeatedly.
+2. It calls `Snapshots.plan` for the chunks. Any process may read a chunk at any time, and
+   repeatedly.
 3. `Snapshots.reader` and `ChunkReader.read` return a chunk's rows and the read view (`ReadView`).
-4. It writes the rows to the journal after everything captured up to `ChunkRead.position`, or later. So they
-   come after all changes that the read saw. It drops each row whose key is in `before` or `after` of a
-   change that `ReadView.not_visible` marks, in any earlier segment that the read view does not cover
-   (`ReadView.covers`): the stream has the newer version of that row.
+4. It writes the rows to the journal after everything captured up to `ChunkRead.position`, or later.
+   So they come after all changes that the read saw. It drops each row whose key is in `before` or
+   `after` of a change that `ReadView.not_visible` marks, in any earlier segment that the read view
+   does not cover (`ReadView.covers`): the stream has the newer version of that row.
 """
 
 from __future__ import annotations
@@ -43,15 +45,16 @@ class Chunk:
     Attributes:
         table: Full name of the table.
         number: 1, 2, 3 ... within the table.
-        kind: What the bounds are: `key`, values of the primary key; `ctid`, block numbers of PostgreSQL;
-            `whole`, none.
+        kind: What the bounds are: `key`, values of the primary key; `ctid`, block numbers of
+            PostgreSQL; `whole`, none.
         after: The lower bound: a JSON array of the key columns' values as the database writes them
             (exclusive), or a block number (inclusive). None means from the first row.
-        upto: The upper bound: a key (inclusive) or a block number (exclusive). None means to the last row.
+        upto: The upper bound: a key (inclusive) or a block number (exclusive). None means to the
+            last row.
         where: A condition in the database's SQL that rows must also satisfy.
         rows: Estimated number of rows; 0 if unknown.
-        keys: Read only the rows with these keys (`key` of the change frame), wherever in the table they
-            are; None for all rows. The process that reads the chunk sets it.
+        keys: Read only the rows with these keys (`key` of the change frame), wherever in the table
+            they are; None for all rows. The process that reads the chunk sets it.
     """
 
     table: str
@@ -78,8 +81,9 @@ class Chunk:
 class ReadView(Protocol):
     """Which transactions of the log a read of a table could see; `registry.parse_read_view` parses its text.
 
-    Each kind of source has its own class, in the terms of its database. If it is uncertain whether a
-    transaction was visible, it counts as not visible, because the stream delivers its changes anyway.
+    Each kind of source has its own class, in the terms of its database. If it is uncertain whether
+    a transaction was visible, it counts as not visible, because the stream delivers its changes
+    anyway.
     """
 
     def to_json(self) -> str:
@@ -89,8 +93,8 @@ class ReadView(Protocol):
     def covers(self, position: Position) -> bool:
         """Return whether the read certainly saw every transaction that ended at or before a captured position.
 
-        If it is true for a position, it is true for all earlier ones. Segments that end at such a position
-        need not be searched for changes that the read did not see.
+        If it is true for a position, it is true for all earlier ones. Segments that end at such a
+        position need not be searched for changes that the read did not see.
         """
         ...
 
@@ -109,8 +113,9 @@ class ChunkRead:
 
     Attributes:
         table: The table's current schema, which the rows have. The rows have no stamp of it
-            (`schema_version` and `schema_sequence` are null): the run that holds the lease registers it.
-            Without a primary key the rows have a null `key`; otherwise it equals that of streamed changes.
+            (`schema_version` and `schema_sequence` are null): the run that holds the lease
+            registers it. Without a primary key the rows have a null `key`; otherwise it equals that
+            of streamed changes.
         read_view: Which transactions the read sees.
         position: A position before which the log contains every transaction that the read sees.
         batches: The rows, with the columns of `frame.CAPTURED`, op `r`, without log position or
@@ -148,7 +153,8 @@ class Snapshots(Protocol):
     def watermark(self) -> str:
         """Return a watermark for later reads: JSON text that says which transactions are open now.
 
-        The newer it is, the less of the journal has to be searched for changes that a read did not see.
+        The newer it is, the less of the journal has to be searched for changes that a read did not
+        see.
         """
         ...
 

@@ -24,8 +24,8 @@ from deltaforge_dagster.tables import TableSchema
 class SnapshotRows:
     """Makes record batches of the rows of one chunk.
 
-    An event id is a function of the source, the chunk, the read view, and the row's key (in a table without
-    a key, the row's number). So the same row gets another id when it is read again.
+    An event id is a function of the source, the chunk, the read view, and the row's key (in a table
+    without a key, the row's number). So the same row gets another id when it is read again.
 
     Args:
         source_id: `id` of the source in the pipeline file.

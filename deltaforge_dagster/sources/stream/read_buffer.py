@@ -1,8 +1,9 @@
 """The buffer between a log stream and its decoder.
 
-A decoder consumes complete events; the rest stays for its next call. The buffer normally has a fixed size. It
-grows for a larger row, and shrinks again afterwards. It is filled a little at first, then more with each call, so that
-the first changes of a backlog are decoded, and on their way, before megabytes have been received.
+A decoder consumes complete events; the rest stays for its next call. The buffer normally has a
+fixed size. It grows for a larger row, and shrinks again afterwards. It is filled a little at first,
+then more with each call, so that the first changes of a backlog are decoded, and on their way,
+before megabytes have been received.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The receiver takes all bytes that have arrived. Reading the moment a byte arrives would cost a
 system call and a call of the decoder for every row, and would keep the server busy waking us up. So
-the receiver sleeps before it reads on: a millisecond first, and longer as long as each sleep brings much.
-A small transaction is delayed by one such millisecond only.
+the receiver sleeps before it reads on: a millisecond first, and longer as long as each sleep brings
+much. A small transaction is delayed by one such millisecond only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class StreamSocket:
     """A connection after its handshake, plain or TLS.
 
-    Until `begin` is called, the socket blocks, with the timeout that it was given; afterwards it does not.
+    Until `begin` is called, the socket blocks, with the timeout that it was given; afterwards it
+    does not.
 
     Args:
         connected: The socket; this object owns it.
@@ -37,8 +38,8 @@ class StreamSocket:
         self._socket = connected
         self._where = where
         self._heard = time.monotonic()
-        # Guards the socket: OpenSSL does not allow two simultaneous calls on one connection, and the
-        # number of a closed descriptor may already belong to another file.
+        # Guards the socket: OpenSSL does not allow two simultaneous calls on one connection, and
+        # the number of a closed descriptor may already belong to another file.
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -96,7 +97,8 @@ class StreamSocket:
             filled += more
             if more < _WORTH_A_PAUSE:
                 break
-            # Sleep longer only while the rate does not fall: if it falls, the socket's buffer was full.
+            # Sleep longer only while the rate does not fall: if it falls, the socket's buffer was
+            # full.
             rate = more / pause
             pause = min(2 * pause, _LONGEST_PAUSE) if rate > 0.75 * best else pause / 2
             best = max(best, rate)
@@ -105,7 +107,8 @@ class StreamSocket:
     def send(self, message: bytes) -> None:
         """Send the whole message, or nothing if the connection accepts nothing now or is broken.
 
-        A partly sent message must be completed; if that takes over a second, the connection is shut down.
+        A partly sent message must be completed; if that takes over a second, the connection is shut
+        down.
         """
         rest = memoryview(message)
         deadline = time.monotonic() + 1
@@ -132,7 +135,8 @@ class StreamSocket:
     def _drain(self, buffer: memoryview, held: int = 0) -> int:
         """Receive what has arrived, without waiting; `held` bytes were already received for this buffer.
 
-        If the connection has ended, its error is raised only once all bytes before it were returned.
+        If the connection has ended, its error is raised only once all bytes before it were
+        returned.
         """
         filled = 0
         with self._lock:

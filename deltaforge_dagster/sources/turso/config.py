@@ -43,7 +43,8 @@ def database_place(url: str) -> DatabaseFile | DatabaseServer:
     `libsql://` means HTTPS, or HTTP with `?tls=0`, as in Turso's own clients.
 
     Raises:
-        SpecError: The URL is invalid; the message does not quote it, because it may contain a secret.
+        SpecError: The URL is invalid; the message does not quote it, because it may contain a
+            secret.
     """
     scheme, colon, rest = url.partition(":")
     if not colon or scheme.lower() == "file":
@@ -92,8 +93,9 @@ class TursoSourceConfig(SourceConfig):
     """How to read the database."""
 
     url: Text
-    """`libsql://name.turso.io`, `https://host`, `http://host:port`, `file:/path` or a path. A missing file
-    is never created.
+    """`libsql://name.turso.io`, `https://host`, `http://host:port`, `file:/path` or a path.
+
+    A missing file is never created.
     """
     auth_token: SecretStr | None = None
     """Authentication token for a server."""
@@ -102,33 +104,34 @@ class TursoSourceConfig(SourceConfig):
     Case-sensitive; `_` is an ordinary character.
     """
     cdc_mode: Literal["auto", "native", "triggers", "polling"] = "auto"
-    """How changes are found ([turso.md](turso.md#modes)): in Turso's table `turso_cdc` (`native`), in a
-    table that triggers fill (`triggers`), or as new rows (`polling`). `auto` chooses the first of these
-    that the database supports, once, and keeps it.
+    """How changes are found ([turso.md](turso.md#modes)): in Turso's table `turso_cdc` (`native`),
+    in a table that triggers fill (`triggers`), or as new rows (`polling`). `auto` chooses the first
+    of these that the database supports, once, and keeps it.
     """
     poll_interval_ms: Count = 1000
     """How long to wait after a poll that found no more changes."""
     native_cdc: NativeCdc = NativeCdc()
     """What is captured in mode `native`."""
     native_cdc_level: Literal["id", "before", "after", "full"] = "full"
-    """What the application's connections capture (`PRAGMA unstable_capture_data_changes_conn`). `id` and
-    `before` lack the new rows, and are rejected.
+    """What the application's connections capture (`PRAGMA unstable_capture_data_changes_conn`).
+
+    `id` and `before` lack the new rows, and are rejected.
     """
     cdc_table_name: Text = "turso_cdc"
     """Mode `native`: the change table, if the application's PRAGMA names a different one."""
     tracking_column: Text = "_rowid_"
-    """Mode `polling`: the rowid, by any of its names; in a table with an INTEGER PRIMARY KEY that column
-    is the rowid.
+    """Mode `polling`: the rowid, by any of its names; in a table with an INTEGER PRIMARY KEY that
+    column is the rowid.
     """
     auto_create_triggers: bool = False
-    """Mode `triggers`: create the change table and the triggers that fill it, and recreate the triggers
-    when columns are added. `auto` then means `triggers` in a database without `turso_cdc`.
+    """Mode `triggers`: create the change table and the triggers that fill it, and recreate the
+    triggers when columns are added. `auto` then means `triggers` in a database without `turso_cdc`.
     """
     batch_size: Count = 1000
     """How many changes are read at a time."""
     on_schema_drift: OnSchemaDrift = "adapt"
-    """What to do when `url` names a different database than before and its tables differ: continue with
-    them, or stop.
+    """What to do when `url` names a different database than before and its tables differ: continue
+    with them, or stop.
     """
     snapshot: Snapshot | None = None
     """When and how the existing rows of the tables are read ([snapshots.md](snapshots.md))."""

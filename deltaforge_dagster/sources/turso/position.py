@@ -1,6 +1,7 @@
 """Positions in a Turso or SQLite database: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`.
 
-A position is the newest row of the change table or, in mode `polling`, the newest row of each table.
+A position is the newest row of the change table or, in mode `polling`, the newest row of each
+table.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, Self
 class TursoPosition:
     """A position in a Turso or SQLite database.
 
-    In mode `polling`, a position is earlier than another one if they differ and it is not ahead in any table.
-    Positions of different modes are not comparable.
+    In mode `polling`, a position is earlier than another one if they differ and it is not ahead in
+    any table. Positions of different modes are not comparable.
 
     Attributes:
         mode: `native`, `triggers` or `polling`.

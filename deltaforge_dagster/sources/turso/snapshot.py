@@ -3,8 +3,9 @@
 A session sees rows and changes as of the same moment, so a read sees exactly the changes up to the
 newest one that the session sees (`read_view.TursoReadView`).
 
-The bounds of chunks are keys, as JSON values (a BLOB is `{"_base64":"..."}`). In SQLite, keys other than an INTEGER
-PRIMARY KEY may contain NULL: such rows belong to the first chunk. A table without a key is one chunk.
+The bounds of chunks are keys, as JSON values (a BLOB is `{"_base64":"..."}`). In SQLite, keys other
+than an INTEGER PRIMARY KEY may contain NULL: such rows belong to the first chunk. A table without a
+key is one chunk.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -188,7 +189,8 @@ class TursoReader:
     def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
         """Read a chunk; see `sources.snapshot.base.ChunkReader`.
 
-        All rows are read before this returns, so that the database is unlocked while they are processed.
+        All rows are read before this returns, so that the database is unlocked while they are
+        processed.
         """
         mark = parse_position(watermark)
         assert isinstance(mark, TursoPosition)

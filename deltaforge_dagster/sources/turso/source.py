@@ -91,7 +91,8 @@ class TursoSource:
         """Return the position to start at; create the change table and triggers if the file says so.
 
         Args:
-            at: A position to start at, if the changes after it still exist; None to let the mode choose.
+            at: A position to start at, if the changes after it still exist; None to let the mode
+                choose.
 
         Raises:
             PositionLost: Changes after `at` no longer exist.
@@ -187,7 +188,8 @@ class TursoSource:
     def retained_log(self, captured: Position, confirmed: Position | None) -> RetainedLog | None:
         """Return about how many bytes of the change table are after the positions.
 
-        None in mode `polling`, which has no such table, and in mode `native` of a file, which only one process may open.
+        None in mode `polling`, which has no such table, and in mode `native` of a file, which only
+        one process may open.
 
         Raises:
             DeltaforgeError: The database cannot be reached.
@@ -211,8 +213,8 @@ class TursoSource:
         """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.
 
         Raises:
-            DeltaforgeError: The database cannot be reached, or the pipeline file names another mode than the
-                position has.
+            DeltaforgeError: The database cannot be reached, or the pipeline file names another mode
+                than the position has.
         """
         at = None if position is None else _own(position)
         way = self._ways.chosen(_HEAD_SECONDS) if at is None else self._of(at)
@@ -245,8 +247,8 @@ class TursoSource:
 
         Raises:
             PositionLost: Changes after `start` no longer exist.
-            SourceUnavailable: The database is locked or cannot be reached, or the source was closed. Read
-                again from the end of the last complete transaction.
+            SourceUnavailable: The database is locked or cannot be reached, or the source was
+                closed. Read again from the end of the last complete transaction.
             SourceMisconfigured: The pipeline file names another mode than the position has.
         """
         position = _own(start)

@@ -1,7 +1,7 @@
 """Types of SQLite's columns, by their affinity ("Datatypes In SQLite", section 3.1).
 
-A column with another affinity than INTEGER, REAL, TEXT and BLOB (NUMERIC: `DECIMAL(10,2)`, `BOOLEAN`, `DATE`) and one
-without a type hold values of several types, so they are text.
+A column with another affinity than INTEGER, REAL, TEXT and BLOB (NUMERIC: `DECIMAL(10,2)`,
+`BOOLEAN`, `DATE`) and one without a type hold values of several types, so they are text.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ PostgreSQL psycopg; a dead connection is replaced at the next call. The server e
 memory     SQLite in memory: one connection for all threads of one process
 ========== ===========================================================================
 
-Threads of one process take turns (`Turns`) where SQLite admits only one at a time: for writes, and in
-memory also for reads.
+Threads of one process take turns (`Turns`) where SQLite admits only one at a time: for writes, and
+in memory also for reads.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _POSTGRES_SESSION = (
     f"SET lock_timeout = '{_BUSY_SECONDS}s'; "
     "SET statement_timeout = '60s'; "
     "SET idle_in_transaction_session_timeout = '15s'; "
-    # A source discards what is committed here. A server that acknowledges commits before they are on
-    # disk could lose them in a crash. Settings stronger than `on` are kept.
+    # A source discards what is committed here. A server that acknowledges commits before they are
+    # on disk could lose them in a crash. Settings stronger than `on` are kept.
     "SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') = 'off'"
 )
@@ -202,8 +202,8 @@ class Database:
 class Turns:
     """A first-come, first-served lock; it is not reentrant.
 
-    Python's lock, like SQLite's, may be acquired by a busy thread again and again while others starve.
-    In a run, one thread captures as fast as it can while others deliver.
+    Python's lock, like SQLite's, may be acquired by a busy thread again and again while others
+    starve. In a run, one thread captures as fast as it can while others deliver.
 
     Args:
         where: Name of the protected database in messages.
@@ -316,13 +316,13 @@ def _reason(error: BaseException) -> str:
 class _File:
     """The file of a SQLite store, created if missing, and identified by device and inode.
 
-    SQLite continues to use a file that has been removed: later writes are lost when the last process
-    closes it. Meanwhile, new connections would create a new, empty file.
+    SQLite continues to use a file that has been removed: later writes are lost when the last
+    process closes it. Meanwhile, new connections would create a new, empty file.
     """
 
     def __init__(self, path: Path) -> None:
-        # Some tables hold row values (dead letters), so only the owner may read the file. SQLite gives
-        # its -wal and -shm files the mode of the main file.
+        # Some tables hold row values (dead letters), so only the owner may read the file. SQLite
+        # gives its -wal and -shm files the mode of the main file.
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

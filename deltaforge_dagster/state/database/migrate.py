@@ -1,8 +1,8 @@
 """Creates or upgrades the tables of a state store to the version of this code.
 
-This happens when a store is opened, in one transaction that only one process at a time can hold (SQLite:
-`BEGIN IMMEDIATE`; PostgreSQL: an advisory lock, manual section "Explicit Locking"). So any number of
-processes may start at the same time, and a crash leaves the old version intact.
+This happens when a store is opened, in one transaction that only one process at a time can hold
+(SQLite: `BEGIN IMMEDIATE`; PostgreSQL: an advisory lock, manual section "Explicit Locking"). So any
+number of processes may start at the same time, and a crash leaves the old version intact.
 """
 
 from __future__ import annotations

@@ -287,9 +287,9 @@ def last_log_entry(connection: Connection, namespace: str) -> LogEntry | None:
 
 
 def _one_at_a_time(connection: Connection, table: Table) -> None:
-    # PostgreSQL assigns numbers before the commit, so of two transactions the one with the higher number
-    # may become visible first, and a reader that remembers the last number would miss the other. In
-    # SQLite there is only one writer anyway.
+    # PostgreSQL assigns numbers before the commit, so of two transactions the one with the higher
+    # number may become visible first, and a reader that remembers the last number would miss the
+    # other. In SQLite there is only one writer anyway.
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
 

@@ -1,8 +1,8 @@
 """The state store's tables, for both SQLite and PostgreSQL.
 
-Four tables hold the primitives (`primitives`), the others the state of pipelines. Columns have the names
-of the fields in `records`, where they are documented. `migrations` creates these tables; a test
-proves that both agree, so a change here needs a new migration.
+Four tables hold the primitives (`primitives`), the others the state of pipelines. Columns have the
+names of the fields in `records`, where they are documented. `migrations` creates these tables; a
+test proves that both agree, so a change here needs a new migration.
 
 Times are seconds since 1970 by the database's clock (`database.clock`); positions are JSON text.
 """

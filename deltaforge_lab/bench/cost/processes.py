@@ -1,11 +1,12 @@
 """Samples the processor time and memory of processes while a benchmark runs, from Linux's /proc.
 
-A *group* is a process with all its descendants (proc(5), "/proc/pid/stat": fields 4 ppid, 14 utime, 15 stime, 20
-num_threads, 24 rss). Processor time is recorded per process id, so the time of a process that has ended still counts. A process
-that lives shorter than the sampling interval may be missed.
+A *group* is a process with all its descendants (proc(5), "/proc/pid/stat": fields 4 ppid, 14 utime,
+15 stime, 20 num_threads, 24 rss). Processor time is recorded per process id, so the time of a
+process that has ended still counts. A process that lives shorter than the sampling interval may be
+missed.
 
-Resident memory counts a page shared by two processes twice, so the sum over Spark's Python workers is
-an upper bound.
+Resident memory counts a page shared by two processes twice, so the sum over Spark's Python workers
+is an upper bound.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Sampler:
     Args:
         groups: First process of each group, by the group's name.
         together: Names of the groups whose memory is summed.
-        alone: Name of the group of this process, if there is one. Its children do not count: they are the servers,
-            which are groups themselves.
+        alone: Name of the group of this process, if there is one. Its children do not count: they
+            are the servers, which are groups themselves.
         threads: Whether threads are sampled, too.
 
     Attributes:
@@ -156,7 +157,8 @@ def usages() -> dict[int, Usage]:
     samples = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has just ended
-            # The command's name, in parentheses, may contain any character; the fields after it are fixed.
+            # The command's name, in parentheses, may contain any character; the fields after it are
+            # fixed.
             fields = stat.read_text().rpartition(")")[2].split()
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
             rss = int(fields[21]) * _PAGE

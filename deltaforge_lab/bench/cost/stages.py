@@ -73,9 +73,12 @@ def stage_of(thread: str) -> str:
 
 
 class StoreClock:
-    """The processor time that each thread of this process spends in the state store. A context manager.
+    """The processor time that each thread of this process spends in the state store.
 
-    It runs while a thread has a connection: building statements, the database's client, SQLite itself.
+    A context manager.
+
+    It runs while a thread has a connection: building statements, the database's client, SQLite
+    itself.
 
     Attributes:
         seconds: By the thread's id.

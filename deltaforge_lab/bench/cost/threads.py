@@ -1,8 +1,9 @@
 """The processor time of threads, from Linux's /proc (proc(5), "/proc/pid/task": each has a `stat` like a process).
 
-The kernel knows the names that Java and librdkafka give their threads, but before Python 3.14 not those of Python's, so
-the names in this process come from `threading`. Times are in clock ticks, mostly 10 ms. A thread's time is gone when the
-thread ends: what it used after the last reading is missing here, but not in the process's time.
+The kernel knows the names that Java and librdkafka give their threads, but before Python 3.14 not
+those of Python's, so the names in this process come from `threading`. Times are in clock ticks,
+mostly 10 ms. A thread's time is gone when the thread ends: what it used after the last reading is
+missing here, but not in the process's time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class ThreadLedger:
     """What the threads of some processes have used since the ledger was opened.
 
     Args:
-        processes: Their threads' time until now does not count. In processes that begin later, all of it does.
+        processes: Their threads' time until now does not count. In processes that begin later, all
+            of it does.
     """
 
     def __init__(self, processes: Iterable[int]) -> None:
@@ -46,7 +48,8 @@ class ThreadLedger:
         """Read the threads of these processes; a thread that has ended keeps its last reading."""
         for process in processes:
             if process == os.getpid():
-                # A thread that Python did not start has only a number there, and often a name in the kernel.
+                # A thread that Python did not start has only a number there, and often a name in
+                # the kernel.
                 self._names |= {
                     thread.native_id: thread.name
                     for thread in threading.enumerate()
@@ -72,7 +75,8 @@ class ThreadLedger:
 def threads(process: int) -> Iterator[ThreadUsage]:
     """Yield the threads of a process, none if it has ended.
 
-    Those of other processes are named `program: thread`, or only `program` if both names are the same.
+    Those of other processes are named `program: thread`, or only `program` if both names are the
+    same.
     """
     program = ""
     if process != os.getpid():

@@ -1,6 +1,7 @@
 """The Avro schema of the events of a table version (Apache Avro 1.12, "Specification").
 
-An event is a record `Envelope` in the namespace `deltaforge.cdc.<connector>.<db>[.<schema>].<table>`::
+An event is a record `Envelope` in the namespace
+`deltaforge.cdc.<connector>.<db>[.<schema>].<table>`::
 
     before, after     null, or a record BeforeValue or AfterValue with the columns
     source            a record deltaforge.cdc.Source: version connector name ts_ms db schema table snapshot position

@@ -53,8 +53,8 @@ def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> Bin
         SourceUnavailable: Reading cannot continue on this server, but it is not a primary, or not
             yet: in the middle of a failover the name may lead to the former server again, or to
             another one.
-        PositionLost: The position has no GTIDs, or the server has not executed all of them, or it has
-            purged the log after them.
+        PositionLost: The position has no GTIDs, or the server has not executed all of them, or it
+            has purged the log after them.
     """
     try:
         _check_continues(session, where, position)

@@ -1,9 +1,9 @@
 """Translate errors of MySQL into the errors of this package.
 
-The error number decides (manual: "Server Error Message Reference"). Error 1236 stands for everything that
-can end a dump of the binary log, so there the English words of its message decide, as they are in the
-server's source (`rpl_binlog_sender.cc`). The server's text is repeated only if it cannot contain a value
-of a row.
+The error number decides (manual: "Server Error Message Reference"). Error 1236 stands for
+everything that can end a dump of the binary log, so there the English words of its message decide,
+as they are in the server's source (`rpl_binlog_sender.cc`). The server's text is repeated only if
+it cannot contain a value of a row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     3118: (AuthFailed, "the account of user {user!r} is locked"),
     3159: (SourceMisconfigured, "the server takes only encrypted connections; see ssl-mode of the DSN"),
 }  # fmt: skip
-"""By error number: error class and text. Any other number becomes `SourceUnavailable`, which is retried."""
+"""By error number: error class and text.
+
+Any other number becomes `SourceUnavailable`, which is retried.
+"""
 
 _TAKEN_OVER = (
     "another reader with the same replication server id took over; give each source an id of its "
@@ -85,7 +88,8 @@ def translate(
     text = one_line(message)
     if number == DUMP_ENDED:
         return _dump_ended(text, where)
-    # MariaDB calls REPLICATION CLIENT the BINLOG MONITOR privilege, and grants it under either name.
+    # MariaDB calls REPLICATION CLIENT the BINLOG MONITOR privilege, and grants it under either
+    # name.
     if number == PRIVILEGE_MISSING and ("REPLICATION" in text or "BINLOG MONITOR" in text):
         return _may_not_replicate(where, user, account())
     kind, sentence = _REFUSALS.get(number, (SourceUnavailable, "{text}"))

@@ -1,8 +1,9 @@
 """How long a server keeps its binary log, and how that is changed.
 
-MySQL and MariaDB remove files by their age (`binlog_expire_logs_seconds`, before that `expire_logs_days`); without
-either they keep them for ever. Amazon's services ignore both: they remove a file as soon as they do not need it
-themselves, unless `mysql.rds_configuration` names a number of hours. Azure removes files at once without the variable.
+MySQL and MariaDB remove files by their age (`binlog_expire_logs_seconds`, before that
+`expire_logs_days`); without either they keep them for ever. Amazon's services ignore both: they
+remove a file as soon as they do not need it themselves, unless `mysql.rds_configuration` names a
+number of hours. Azure removes files at once without the variable.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class LogRetention:
     """How long a server keeps files of its binary log.
 
     Attributes:
-        seconds: Their age when they are removed; infinite if they never are; 0 if they are removed as soon as the
-            server does not need them itself; None if that is not known.
+        seconds: Their age when they are removed; infinite if they never are; 0 if they are removed
+            as soon as the server does not need them itself; None if that is not known.
         service: Who runs the server.
     """
 

@@ -63,7 +63,8 @@ class MysqlSession:
     def account(self) -> str:
         """The account that the server has taken us for, as its statements name it: `'name'@'host'`.
 
-        Its host is the pattern by which the server chose the account, not the machine from which we come.
+        Its host is the pattern by which the server chose the account, not the machine from which we
+        come.
         """
         ((account,),) = self.texts("SELECT CURRENT_USER()")
         name, _, host = (account or b"").decode().rpartition("@")
@@ -132,8 +133,8 @@ class MysqlSourceServer:
         """Return the server for a MySQL URL.
 
         Raises:
-            SpecError: `dsn` is not a MySQL URL. The message quotes at most the name of an option and the
-                `ssl-mode`.
+            SpecError: `dsn` is not a MySQL URL. The message quotes at most the name of an option
+                and the `ssl-mode`.
         """
         return cls(mysql_dsn(dsn), program)
 
@@ -159,8 +160,8 @@ class MysqlSourceServer:
     def query(self, seconds: float) -> Generator[MysqlSession]:
         """Open a connection for a few statements.
 
-        After `seconds` in total, the connection is shut down, even if the server hangs. Errors of PyMySQL
-        that leave the block are translated into ours.
+        After `seconds` in total, the connection is shut down, even if the server hangs. Errors of
+        PyMySQL that leave the block are translated into ours.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
@@ -183,7 +184,8 @@ class MysqlSourceServer:
             command: Number of the command.
             body: Payload of the command.
             seconds: Time limit for connecting and sending everything.
-            check: Raises an error if the connection does not lead to the right server; None if any is right.
+            check: Raises an error if the connection does not lead to the right server; None if any
+                is right.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.

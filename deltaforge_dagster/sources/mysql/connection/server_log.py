@@ -111,8 +111,8 @@ def _log_off(session: MysqlSession, where: str) -> SourceMisconfigured:
 def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
     """Return the log's current end: file, offset and, with `gtids`, the executed GTID set.
 
-    With GTIDs, the set is the exact position, and file and offset are approximate: on a busy server the
-    log grows between the two queries.
+    With GTIDs, the set is the exact position, and file and offset are approximate: on a busy server
+    the log grows between the two queries.
     """
     head = status(session)
     if head is None:
@@ -250,9 +250,9 @@ def bytes_after(files: Mapping[str, int], position: BinlogPosition) -> int:
 def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     """Check that the first transaction after the position has a GTID.
 
-    To a reader that starts from a GTID set, the server sends the log from the newest file before which the
-    reader has every GTID. It silently skips transactions without GTID in earlier files, which were
-    logged while gtid_mode was not ON.
+    To a reader that starts from a GTID set, the server sends the log from the newest file before
+    which the reader has every GTID. It silently skips transactions without GTID in earlier files,
+    which were logged while gtid_mode was not ON.
     """
     files = list(log_files(session))
     if position.file not in files:

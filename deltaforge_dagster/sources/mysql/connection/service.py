@@ -45,8 +45,8 @@ class MysqlService:
         settings_in: Where its settings are changed; empty if statements change them.
         log_off: How to turn on the binary log, for the message that it is off.
         gtids_on: How to turn on GTIDs; empty if the service always has them.
-        most_hours: The most hours for which the server keeps its log, if `mysql.rds_configuration` decides that;
-            0 if its variables do.
+        most_hours: The most hours for which the server keeps its log, if `mysql.rds_configuration`
+            decides that; 0 if its variables do.
         unset_keeps: Whether the server keeps its log for ever if no variable says otherwise.
         moves: Whether a failover leads to another server, on which only GTIDs are still valid
             positions.
@@ -75,8 +75,8 @@ class MysqlService:
     def change(self, session: MysqlSession, name: str, value: str | int) -> SettingChange:
         """Return how a variable gets a value that lasts.
 
-        MySQL 8 has `SET PERSIST`; `SET GLOBAL` of other servers lasts until the next restart, so the setting
-        belongs in the configuration file as well.
+        MySQL 8 has `SET PERSIST`; `SET GLOBAL` of other servers lasts until the next restart, so
+        the setting belongs in the configuration file as well.
         """
         if self.settings_in:
             return SettingChange(f"; set {name} to {value} {self.settings_in}")

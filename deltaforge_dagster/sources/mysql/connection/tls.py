@@ -1,8 +1,9 @@
 """TLS contexts for connections to MySQL, which continue the TLS session of the connection before them.
 
-A source's connections are short, and a complete TLS handshake takes most of their time: 10 ms, instead of 1 ms if it continues a session.
-A server that does not know the session (it was restarted, is another one, or is too old for sessions) answers with a complete handshake, in
-which its certificate is verified.
+A source's connections are short, and a complete TLS handshake takes most of their time: 10 ms,
+instead of 1 ms if it continues a session. A server that does not know the session (it was
+restarted, is another one, or is too old for sessions) answers with a complete handshake, in which
+its certificate is verified.
 """
 
 from __future__ import annotations

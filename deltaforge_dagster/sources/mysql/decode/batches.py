@@ -147,7 +147,8 @@ class MysqlBatchWriter:
         """Write `rows[first:last]`, or as many of them as fit, but at least one.
 
         Returns:
-            The batch (None if the first row fails), the number of the row after it, and the error at
+            The batch (None if the first row fails), the number of the row after it, and the error
+            at
             that row, or None.
         """
         stop, error = self._write_texts(source, rows, first, last, file)

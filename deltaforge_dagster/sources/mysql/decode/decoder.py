@@ -1,11 +1,11 @@
 """From bytes of the binary log to change batches: the decoder of the MySQL source.
 
 A `MysqlDecoder` gets the dump stream in read buffers, as the socket fills them, and returns record
-batches with the columns of `frame.CAPTURED`. A buffer is handled in rounds: `scan` records the changes and
-transactions in it until an event stops it, `write_changes` writes their row images, and the other
-columns are added in bulk (`transaction_assembler`). Python code runs once per buffer and for infrequent
-events (`non_row_events`), never per row. The decoder has no socket, no thread and no clock: its output
-depends only on the bytes of the stream, not on how they are divided into buffers.
+batches with the columns of `frame.CAPTURED`. A buffer is handled in rounds: `scan` records the
+changes and transactions in it until an event stops it, `write_changes` writes their row images, and
+the other columns are added in bulk (`transaction_assembler`). Python code runs once per buffer and
+for infrequent events (`non_row_events`), never per row. The decoder has no socket, no thread and no
+clock: its output depends only on the bytes of the stream, not on how they are divided into buffers.
 
 Some events stand for others: a compressed transaction contains them, and the commit of a prepared
 XA transaction refers to earlier ones. These go through the same rounds, as streams within the
@@ -84,12 +84,14 @@ class DecodedBinlog:
     """What a read buffer contained.
 
     Attributes:
-        consumed: Number of bytes that were decoded; the rest must be at the start of the next buffer.
+        consumed: Number of bytes that were decoded; the rest must be at the start of the next
+            buffer.
         batches: Changes and idle progress, in log order.
-        foreign: `ERR` or `EOF` if the packet at `consumed` is not an event and ends the stream, else "".
+        foreign: `ERR` or `EOF` if the packet at `consumed` is not an event and ends the stream,
+            else "".
         error: Why decoding cannot continue; raise it after `batches` were passed on.
-        again: Decoding of this buffer is not finished: drop the consumed bytes, and feed the rest, even if
-            it is empty, before receiving more.
+        again: Decoding of this buffer is not finished: drop the consumed bytes, and feed the rest,
+            even if it is empty, before receiving more.
     """
 
     consumed: int
@@ -111,12 +113,13 @@ class MysqlDecoder:
             counted, so that ids do not depend on the choice of tables.
         prepared: Finds the rows of prepared XA transactions that are not in memory.
         forms: The formats of values where there is a choice.
-        held: Full names of tables whose events are returned undecoded, with the reasons. Tables whose
-            columns are not certain are added.
+        held: Full names of tables whose events are returned undecoded, with the reasons. Tables
+            whose columns are not certain are added.
         until: The end of a transaction after which nothing is decoded; None for no limit.
         outboxes: Tables whose changes are marked as those of an outbox.
         rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+            default.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents

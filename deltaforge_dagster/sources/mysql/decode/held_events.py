@@ -203,7 +203,8 @@ def tables_of_fix(
     """Return the catalog for decoding the events of a table that is released.
 
     Args:
-        fix: What the user declared: `{"create_table": "CREATE TABLE ..."}`, `{"catalog": true}` or `{}`.
+        fix: What the user declared: `{"create_table": "CREATE TABLE ..."}`, `{"catalog": true}` or
+            `{}`.
         name: The table.
         now: Definitions from the server's current catalog; used with `catalog`.
 

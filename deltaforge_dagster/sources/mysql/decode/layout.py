@@ -1,7 +1,8 @@
 """Layout of the integer arrays through which the decoder and its kernels exchange data.
 
-Every array has 64-bit integers, one record per line; the constants are the indexes of the fields. The last
-constants are the numbers that `scan` returns: why it stopped, and so what Python has to do.
+Every array has 64-bit integers, one record per line; the constants are the indexes of the fields.
+The last constants are the numbers that `scan` returns: why it stopped, and so what Python has to
+do.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from __future__ import annotations
     ROW_SIZE,
     ROW_LAST,
 ) = range(14)
-"""op (`OP_*`); line of its transaction in `txs`; number of its table version; end of its event in the log;
-index in the transaction, from 0; start of the old and of the new image in the buffer, and end of both
-(a missing image is empty); offsets of the bitmaps of columns in the old and the new image; numbers of columns
-in them; the most bytes that its JSON texts may need; 1 for the last change of a committed transaction."""
+"""op (`OP_*`); line of its transaction in `txs`; number of its table version; end of its event in
+the log; index in the transaction, from 0; start of the old and of the new image in the buffer, and
+end of both (a missing image is empty); offsets of the bitmaps of columns in the old and the new
+image; numbers of columns in them; the most bytes that its JSON texts may need; 1 for the last
+change of a committed transaction.
+"""
 ROW_WIDTH = 14
 
 OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
@@ -34,10 +37,11 @@ OP_LETTERS = ("c", "u", "d")
 
 # `txs`: one line per transaction.
 TX_A, TX_B, TX_NUMBER, TX_TAG, TX_HAS_GTID, TX_TS_US, TX_END = range(7)
-"""With a GTID: the halves of the server's UUID (MariaDB: domain and server id), the number, and a hash of the tag, 0
-for none. Without one: two hashes of the file's name, and where in the file the transaction begins. Then
-`GTID_OF_*`, 0 without a GTID; commit time in microseconds since 1970; where in the file the transaction ends, 0
-while it is open."""
+"""With a GTID: the halves of the server's UUID (MariaDB: domain and server id), the number, and a
+hash of the tag, 0 for none. Without one: two hashes of the file's name, and where in the file the
+transaction begins. Then `GTID_OF_*`, 0 without a GTID; commit time in microseconds since 1970;
+where in the file the transaction ends, 0 while it is open.
+"""
 TX_WIDTH = 7
 GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
 
@@ -79,14 +83,16 @@ STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3
 """Values of `state[OPEN]`: after a GTID event; after BEGIN; after XA START."""
 JOINED, NESTED = 1, 2
-"""Values of `state[BARE]`: one event joined from several packets; nested events, which have no checksums, and the
-file position of the event that contains them."""
+"""Values of `state[BARE]`: one event joined from several packets; nested events, which have no
+checksums, and the file position of the event that contains them.
+"""
 
 # `tables`: one line per table version. `columns`: one line per column of any of them.
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)
-"""Line of its first column; number of columns; number of columns up to the last one of the key, 0 without a key; 1
-if its changes are captured, `HELD` if they are held, else 0; the most bytes of JSON that a row image needs for
-braces, names and all values of bounded size."""
+"""Line of its first column; number of columns; number of columns up to the last one of the key, 0
+without a key; 1 if its changes are captured, `HELD` if they are held, else 0; the most bytes of
+JSON that a row image needs for braces, names and all values of bounded size.
+"""
 TABLE_WIDTH = 5
 HELD = 2
 (
@@ -101,10 +107,11 @@ HELD = 2
     COLUMN_DEFAULT,
     COLUMN_DEFAULT_END,
 ) = range(10)
-"""Kind of its values (`values.types`); size of a value, if its type has a fixed size; otherwise, bytes of the length
-before each value; 1 for key columns; start and end of `"name":` in `names`; two numbers
-whose meaning depends on the kind (`MysqlValueType`); start and end in `names` of its default as JSON, which an insert
-without it gets, or `NOT_ASKED` or `NO_DEFAULT`."""
+"""Kind of its values (`values.types`); size of a value, if its type has a fixed size; otherwise,
+bytes of the length before each value; 1 for key columns; start and end of `"name":` in `names`; two
+numbers whose meaning depends on the kind (`MysqlValueType`); start and end in `names` of its
+default as JSON, which an insert without it gets, or `NOT_ASKED` or `NO_DEFAULT`.
+"""
 COLUMN_WIDTH = 10
 NOT_ASKED, NO_DEFAULT = -1, -2
 """Values of `COLUMN_DEFAULT` without a default. `NOT_ASKED`: it was not looked up yet, so an insert
@@ -121,8 +128,9 @@ NEED_MORE, FULL, FOREIGN, SPLIT = range(4)
 an event; an event in several packets."""
 
 NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, TAGGED = range(4, 9)
-"""Events that Python handles: a new TABLE_MAP; a QUERY other than ordinary transaction control; a ROTATE; a
-FORMAT_DESCRIPTION; a GTID_TAGGED."""
+"""Events that Python handles: a new TABLE_MAP; a QUERY other than ordinary transaction control; a
+ROTATE; a FORMAT_DESCRIPTION; a GTID_TAGGED.
+"""
 
 PAYLOAD, OF_XA, PREPARED, COMPRESSED, PARTIAL = range(9, 14)
 """Events that Python replaces by other events, or keeps for later: a TRANSACTION_PAYLOAD; a

@@ -1,9 +1,9 @@
 """PARTIAL_UPDATE_ROWS events: updates that log only the changed parts of JSON documents.
 
 With `binlog_row_value_options = PARTIAL_JSON` the server writes such events for statements like
-`SET j = JSON_SET(j, '$.a', 1)`. This module rewrites them as ordinary UPDATE_ROWS events: it applies
-each difference to the document in the old image, which must therefore be in the log. The layouts are
-those of `Rows_log_event` in the server's `rows_event.h`, and of `json_diff.h`::
+`SET j = JSON_SET(j, '$.a', 1)`. This module rewrites them as ordinary UPDATE_ROWS events: it
+applies each difference to the document in the old image, which must therefore be in the log. The
+layouts are those of `Rows_log_event` in the server's `rows_event.h`, and of `json_diff.h`::
 
     body        as of UPDATE_ROWS, except that a new image is: packed options
                 | if options & 1: bitmap: 1 for a difference, one bit for each JSON column of the table

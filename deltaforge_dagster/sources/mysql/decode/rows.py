@@ -10,11 +10,12 @@ an Arrow string array (bytes, ends of the rows, validity)::
     update   old image   new image   the new image; the old one for columns that are not in it
     delete   old image   null        the old image
 
-`scan` has checked every size against the end of its event, and has computed the most room that a row may
-need. So this kernel only checks the room for whole rows.
+`scan` has checked every size against the end of its event, and has computed the most room that a
+row may need. So this kernel only checks the room for whole rows.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
@@ -116,8 +117,9 @@ BEFORE, AFTER, KEY = range(3)
 
 BAD_VALUE = INVALID
 NO_ROOM, NO_KEY_VALUE = -2, -3
-"""Values of `report[CODE]`: a value does not match its type; a text column is full; a key column is in
-neither image."""
+"""Values of `report[CODE]`: a value does not match its type; a text column is full; a key column is
+in neither image.
+"""
 
 CODE, COLUMN = range(2)
 """Fields of `report`: why `write_changes` stopped; the column's line in `columns`, -1 if none."""
@@ -147,10 +149,10 @@ def _write_image(
 ) -> int:
     """Write the image at `source[at]` into `out` from `offset` on.
 
-    Returns the offset after it in `out`, or a negative code. `spans` receives start and end in `out` of each
-    key column's value; the start is `_ABSENT` if the column is not in the image. `bits` is the offset of the
-    bitmap of columns in the image, `present` the number of bits that are set. An `inserted` row has the defaults
-    of columns that are not in the image.
+    Returns the offset after it in `out`, or a negative code. `spans` receives start and end in
+    `out` of each key column's value; the start is `_ABSENT` if the column is not in the image.
+    `bits` is the offset of the bitmap of columns in the image, `present` the number of bits that
+    are set. An `inserted` row has the defaults of columns that are not in the image.
     """
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
     nulls = at
@@ -398,9 +400,9 @@ def write_event_ids(
 ) -> None:
     """Write the event ids of `rows[first:last]` to the start of `out`, 36 bytes each, in sequence.
 
-    A change is identified by the GTID of its transaction and its index in it; without a GTID, by the file's name
-    and the offset at which the transaction begins. So with GTIDs, ids are the same on every server
-    that has the transactions.
+    A change is identified by the GTID of its transaction and its index in it; without a GTID, by
+    the file's name and the offset at which the transaction begins. So with GTIDs, ids are the same
+    on every server that has the transactions.
     """
     at = 0
     tx = -1

@@ -5,7 +5,8 @@ one line per change (`scan_rows`) and per transaction (`layout`), and stops at e
 has to handle.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long
+# flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -308,8 +309,8 @@ def scan(
 ) -> int:
     """Scan events from `state[OFFSET]` on, and return why it stopped (`layout`).
 
-    The events are in packets, or, if `state[BARE]` is set, directly one after another.
-    Everything before `state[OFFSET]` is done. If Python has to handle an event, the offset is that of its
+    The events are in packets, or, if `state[BARE]` is set, directly one after another. Everything
+    before `state[OFFSET]` is done. If Python has to handle an event, the offset is that of its
     packet, `state[EVENT]` and `state[EVENT_END]` are the event's bounds (without checksum), and
     `state[PACKET_END]` is where to continue: the caller handles the event, then calls `pass_event`.
     """
@@ -358,7 +359,8 @@ def scan(
         if low != 0 and flags & FLAG_ARTIFICIAL == 0 and bare != NESTED:
             pos = (pos & ~np.int64(0xFFFFFFFF)) | low
             if pos < state[POS]:
-                # The 32-bit position wrapped at 4 GiB; only a heartbeat repeats an earlier position.
+                # The 32-bit position wrapped at 4 GiB; only a heartbeat repeats an earlier
+                # position.
                 heartbeat = kind == HEARTBEAT or kind == HEARTBEAT_2
                 pos = state[POS] if heartbeat else pos + (np.int64(1) << 32)
         state[EVENT], state[EVENT_END], state[PACKET_END] = at, end, packet_end

@@ -9,11 +9,13 @@ A rows event has changes of one table, of one kind (MySQL internals documentatio
 
     image       bitmap: 1 for null, one bit for each column that is in the image | their values
 
-Bitmaps have the first column in the lowest bit of the first byte. To find the end of a row, all of its
-values are skipped, and their sizes are checked against the end of the event. `rows` decodes the values afterwards.
+Bitmaps have the first column in the lowest bit of the first byte. To find the end of a row, all of
+its values are skipped, and their sizes are checked against the end of the event. `rows` decodes the
+values afterwards.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat
+# loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -82,8 +84,8 @@ _EXACT = 1 << 16
 def find_table(tables: Longs, table_id: int) -> int:
     """Return the line of a table id, or the free line for it if it is not there.
 
-    `tables` is an open-addressing hash table (`MAP_*`) with linear probing: its size is a power of two, and the
-    search begins at `id & mask`. At least one line must be free.
+    `tables` is an open-addressing hash table (`MAP_*`) with linear probing: its size is a power of
+    two, and the search begins at `id & mask`. At least one line must be free.
     """
     mask = tables.shape[0] - 1
     line = table_id & mask

@@ -148,8 +148,8 @@ class TransactionAssembler:
     def flush(self, source: Bytes, start: int) -> None:
         """Turn the scanned rows into batches.
 
-        First the complete transactions, then idle progress after them, then the changes of the transaction
-        that is still open, except the last, which is withheld.
+        First the complete transactions, then idle progress after them, then the changes of the
+        transaction that is still open, except the last, which is withheld.
 
         Args:
             source: The read buffer.

@@ -35,14 +35,14 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, skipped, like any event whose flags
      have 0x80 ("ignorable")
 
-A transaction consists of GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN`, any number of TABLE_MAP and
-ROWS events, and XID or QUERY `COMMIT`; everything after the GTID may be inside a TRANSACTION_PAYLOAD. A DDL
-statement is GTID and QUERY alone. An XA transaction is GTID, QUERY `XA START`, TABLE_MAP and ROWS
-events, QUERY `XA END`, XA_PREPARE, and later, as a separate transaction, GTID and QUERY `XA COMMIT` or
-`XA ROLLBACK`.
+A transaction consists of GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN`, any number of
+TABLE_MAP and ROWS events, and XID or QUERY `COMMIT`; everything after the GTID may be inside a
+TRANSACTION_PAYLOAD. A DDL statement is GTID and QUERY alone. An XA transaction is GTID, QUERY `XA
+START`, TABLE_MAP and ROWS events, QUERY `XA END`, XA_PREPARE, and later, as a separate transaction,
+GTID and QUERY `XA COMMIT` or `XA ROLLBACK`.
 
-The kernels (`decode.scan`, `decode.rows`) read the frequent events. This module has the types of all events,
-the parsers of QUERY, ROTATE and FORMAT_DESCRIPTION, and the names of events for errors.
+The kernels (`decode.scan`, `decode.rows`) read the frequent events. This module has the types of
+all events, the parsers of QUERY, ROTATE and FORMAT_DESCRIPTION, and the names of events for errors.
 """
 
 from __future__ import annotations

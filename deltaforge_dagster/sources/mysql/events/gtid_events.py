@@ -1,10 +1,11 @@
 """GTID events: the GTID of a transaction, and when it was committed.
 
-A GTID event without a tag has fields at fixed offsets (`binlog`), which a kernel reads. With a tag (MySQL 8.3
-and later, type 42) it is a message of the server's serialization library (manual of the server's source:
-"PageLibsMysqlSerialization"; fields as in `Gtid_event::define_fields`)::
+A GTID event without a tag has fields at fixed offsets (`binlog`), which a kernel reads. With a tag
+(MySQL 8.3 and later, type 42) it is a message of the server's serialization library (manual of the
+server's source: "PageLibsMysqlSerialization"; fields as in `Gtid_event::define_fields`)::
 
-    version 1 | size of the message, from here back to its start | last field that must be known, + 1
+    version 1 | size of the message, from here back to its start | last field that must be known, +
+    1
     | for each field that is there: number of the field | value
 
       0 flags   1 UUID, a number per byte   2 number of the GTID (signed)   3 tag: size, text
@@ -12,9 +13,9 @@ and later, type 42) it is a message of the server's serialization library (manua
       8 size of the transaction   9 version of this server   10 of the first server
       11 commit group
 
-All numbers have a variable size: the number of low-order one bits of the first byte says how many bytes
-follow. The value, little-endian, begins above the zero bit after them. A signed number has its sign in the
-lowest bit; if it is negative, the other bits are inverted.
+All numbers have a variable size: the number of low-order one bits of the first byte says how many
+bytes follow. The value, little-endian, begins above the zero bit after them. A signed number has
+its sign in the lowest bit; if it is negative, the other bits are inverted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nested events: events inside another event, or kept from earlier, as a stream within the stream.
 
 A TRANSACTION_PAYLOAD event contains the events of a compressed transaction (MySQL 8.0.20 and later,
-`binlog_transaction_compression=ON`; `Transaction_payload_event` in the server's `control_events.h`).
-Numbers are packed (`binlog`)::
+`binlog_transaction_compression=ON`; `Transaction_payload_event` in the server's
+`control_events.h`). Numbers are packed (`binlog`)::
 
     for each field: type | size of the value | value; then type 0, and the payload until the end
       1 size of the payload   2 compression: 0 zstd, 255 none   3 size without compression

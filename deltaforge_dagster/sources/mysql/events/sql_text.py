@@ -47,7 +47,8 @@ class SqlSession:
 
     Attributes:
         is_mariadb: Whether the server is MariaDB.
-        collation: The collation of the client, whose character set the text is in; 0 if it is unknown.
+        collation: The collation of the client, whose character set the text is in; 0 if it is
+            unknown.
         sql_mode: The bits of `@@sql_mode`.
     """
 

@@ -1,9 +1,9 @@
 """Classify statements in the log (QUERY events) by what they mean to a reader of row changes.
 
-With row format, the server logs row changes as rows, and everything else as the statement that was run. This
-module decides by a statement's words whether it controls a transaction, defines or empties tables, can
-be ignored, or changes rows that are not in the log, and of which tables. An unknown statement may change every
-table that it names.
+With row format, the server logs row changes as rows, and everything else as the statement that was
+run. This module decides by a statement's words whether it controls a transaction, defines or
+empties tables, can be ignored, or changes rows that are not in the log, and of which tables. An
+unknown statement may change every table that it names.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Statement:
     Attributes:
         kind: Its kind.
         words: Its first words in capitals, for messages.
-        tables: For `CHANGES` and `UNKNOWN`, the tables that it may concern, as far as their names are in it; None if
-            any table may be concerned.
+        tables: For `CHANGES` and `UNKNOWN`, the tables that it may concern, as far as their names
+            are in it; None if any table may be concerned.
     """
 
     kind: StatementKind

@@ -19,7 +19,8 @@ MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are thos
       10, 11                  as 2 and 3, for ENUM and SET columns                         (FULL)
        7 GEOMETRY_TYPE, 12 COLUMN_VISIBILITY, 13 VECTOR_DIMENSIONALITY: not needed
 
-Without FULL, names, labels and key come from the catalog. Which columns 1, 2 and 3 count depends on the server::
+Without FULL, names, labels and key come from the catalog. Which columns 1, 2 and 3 count depends on
+the server::
 
     number column    integers, DECIMAL, FLOAT, DOUBLE; and YEAR, except in MySQL 8.0.15 and older
     text column      CHAR, VARCHAR, TEXT and their binary counterparts; MySQL's VECTOR;

@@ -40,7 +40,8 @@ class _Column:
     Attributes:
         column: The column's new name and type.
         in_key: Whether the definition contains PRIMARY KEY.
-        after: The column after which it is placed; "" for the first place, None if no place is given.
+        after: The column after which it is placed; "" for the first place, None if no place is
+            given.
     """
 
     column: CatalogColumn
@@ -52,13 +53,14 @@ class _Column:
 class AlteredTable:
     """A table while a statement is applied to it, action by action (`act`, `add`).
 
-    All actions of a statement refer to the columns before the statement, so that two columns can swap their
-    names. So the actions are collected here, and `made` applies them.
+    All actions of a statement refer to the columns before the statement, so that two columns can
+    swap their names. So the actions are collected here, and `made` applies them.
 
     Attributes:
         columns: Name and definition of each column before the statement.
         key: The primary key before the statement.
-        placed: Columns that are added, or moved, in the statement's order; with the old name of a moved one.
+        placed: Columns that are added, or moved, in the statement's order; with the old name of a
+            moved one.
         dropped: Old names of dropped columns.
         changed: New definitions of columns, by old name.
         new_key: The new primary key, if the statement defines one.
@@ -179,8 +181,8 @@ _OF_PARTITIONS = {
 def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]:
     """Read what follows the name in an ALTER TABLE; return the actions that may concern columns, keys or the name.
 
-    The others are indexes, constraints, partitions, the order of rows, options of the table, and, unless `defaults`, those that
-    only change a column's default.
+    The others are indexes, constraints, partitions, the order of rows, options of the table, and,
+    unless `defaults`, those that only change a column's default.
     """
     relevant: list[TokenReader] = []
     for tokens in items(reader.rest()):
@@ -445,7 +447,8 @@ def _column(name: str, definition: TokenReader) -> _Column:
 def _named_charset(word: str, definition: TokenReader) -> str:
     """Return the character set that an attribute of a column names, and read its value.
 
-    "" if it names none: then it is the default of table, database or server, which a statement does not say.
+    "" if it names none: then it is the default of table, database or server, which a statement does
+    not say.
     """
     if word == "CHARSET" or (word == "CHARACTER" and definition.skip("SET")):
         name = definition.next().text.lower()

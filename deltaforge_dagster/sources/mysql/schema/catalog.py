@@ -1,15 +1,17 @@
 """Table definitions from the server's catalog, for logs that lack them.
 
 With `binlog_row_metadata = FULL` the log describes all columns, and this module is not used for
-decoding. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema` as it was
-when the pipeline began. Every later statement in the log is applied to them (`definitions`), and the
-result is stored with its position before a row depends on it, so that the next run continues with it.
+decoding. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema` as it
+was when the pipeline began. Every later statement in the log is applied to them (`definitions`),
+and the result is stored with its position before a row depends on it, so that the next run
+continues with it.
 
-If the definition of a table is not known in this way (after a statement that is not understood, or for a
-table that was not known at the start), the current catalog is read. It is right for a row only if the table
-was not redefined since. So two conditions are checked: its types must be those in the log, and the log
-between the row and the time when the catalog was read must not contain a statement that changes the table.
-That part of the log is scanned once, as far as needed. If a check fails, the table is `Unknown`.
+If the definition of a table is not known in this way (after a statement that is not understood, or
+for a table that was not known at the start), the current catalog is read. It is right for a row
+only if the table was not redefined since. So two conditions are checked: its types must be those in
+the log, and the log between the row and the time when the catalog was read must not contain a
+statement that changes the table. That part of the log is scanned once, as far as needed. If a check
+fails, the table is `Unknown`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A statement may use synonyms and leave out sizes (manual: "Data Types", "Using Data Types from Other
 Database Engines"); `column_type` converts its types to the notation of
-`information_schema.columns.column_type`. The comparison is approximate, because the log has no display
-widths, and lengths of text in bytes.
+`information_schema.columns.column_type`. The comparison is approximate, because the log has no
+display widths, and lengths of text in bytes.
 
 `described_type` converts a type of the catalog (`COLUMN_TYPE`) and its character set
 (`CHARACTER_SET_NAME`) to the same `MysqlValueType` as the decoder gets from a TABLE_MAP event.

@@ -1,12 +1,12 @@
 """Keep the definitions of all tables up to date by applying the DDL statements in the log, in log order.
 
-With MySQL's default settings the log has only the types of a table's columns; names, labels, the order of
-the names and the key must come from elsewhere. Here each statement is applied to the definitions before
-it (manual: "CREATE TABLE Statement", "ALTER TABLE Statement"), by the
-rules by which the server builds the new list of columns. The result is either certain or *unknown*:
-anything that is not understood exactly (an action that `altered_table` does not know, a label with a
-backslash, a name that is not found) makes the tables that the statement names unknown.
-Types are kept only for comparison with those in the log, which take precedence.
+With MySQL's default settings the log has only the types of a table's columns; names, labels, the
+order of the names and the key must come from elsewhere. Here each statement is applied to the
+definitions before it (manual: "CREATE TABLE Statement", "ALTER TABLE Statement"), by the rules by
+which the server builds the new list of columns. The result is either certain or *unknown*: anything
+that is not understood exactly (an action that `altered_table` does not know, a label with a
+backslash, a name that is not found) makes the tables that the statement names unknown. Types are
+kept only for comparison with those in the log, which take precedence.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def apply(tables: Definitions, statement: str, database: str, *, fold: bool = Fa
         tables: The definitions of all known tables; changed in place.
         statement: Its text.
         database: The database of names without one.
-        fold: Whether the server stores table names in lower case (`lower_case_table_names` is not 0).
+        fold: Whether the server stores table names in lower case (`lower_case_table_names` is not
+            0).
     """
     reader = TokenReader(statement, database, fold=fold)
     touched: set[Name] = set()

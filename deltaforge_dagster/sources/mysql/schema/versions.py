@@ -1,10 +1,10 @@
 """Table versions: with which definition of a table the changes after a TABLE_MAP event are decoded.
 
 The server describes a table before each group of its changes, almost always in the same way. Each
-different description becomes a version. It is registered, so that it is durable with its position before
-any of its rows, and laid out in integer arrays for the kernels. Versions are immutable; a
-repeated description finds the existing version. Tables that are not captured have versions,
-too: their changes are counted, which requires the sizes of their values.
+different description becomes a version. It is registered, so that it is durable with its position
+before any of its rows, and laid out in integer arrays for the kernels. Versions are immutable; a
+repeated description finds the existing version. Tables that are not captured have versions, too:
+their changes are counted, which requires the sizes of their values.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class TableCatalog(Protocol):
             db: Its database.
             table: Its name.
             types: The columns' types in the log, in the notation of
-                `information_schema.columns.column_type`, without labels; integers whose sign the log
-                does not say end in `column_types.ANY_SIGN`.
+                `information_schema.columns.column_type`, without labels; integers whose sign the
+                log does not say end in `column_types.ANY_SIGN`.
             position: Where the log describes the table.
             charsets: Whether the character sets of texts must be known, because the log lacks them.
         """
@@ -146,7 +146,8 @@ class MysqlTableVersions:
         forms: The formats of values where there is a choice.
         held: Full names of tables whose changes are held, with the reasons.
         rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain default.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+            default.
 
     Attributes:
         held: The tables of the argument, and those that were put on hold while this stream was
@@ -222,8 +223,8 @@ class MysqlTableVersions:
     def describe(self, content: bytes, position: Position) -> None:
         """Make the version that a TABLE_MAP event describes the current one for its table id.
 
-        A new version is registered at `position`. If the table's columns are not certain, the table is
-        held from here on.
+        A new version is registered at `position`. If the table's columns are not certain, the table
+        is held from here on.
 
         Args:
             content: The event's body.
@@ -315,7 +316,10 @@ class MysqlTableVersions:
     def _unless_held(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | None:
-        """Return a table's columns; None if its changes are held. Adds it to `held` if its columns are uncertain."""
+        """Return a table's columns; None if its changes are held.
+
+        Adds it to `held` if its columns are uncertain.
+        """
         table = f"{described.db}.{described.table}"
         if table in self.held:
             self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
@@ -475,7 +479,9 @@ def _named(column: str) -> Generator[None]:
 
 
 class ColumnLayout:
-    """The columns of any number of tables in integer arrays for the kernels. Columns are only ever added.
+    """The columns of any number of tables in integer arrays for the kernels.
+
+    Columns are only ever added.
 
     Attributes:
         columns: A line per column (`layout.COLUMN_*`).

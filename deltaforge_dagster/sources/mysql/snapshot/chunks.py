@@ -1,12 +1,13 @@
 """Divide MySQL's tables into chunks by primary key.
 
-The planner walks the table in key order, `chunk_rows` rows at a step; the server does all comparisons. Rows may
-come and go meanwhile: since each chunk ends where the next begins, and the last one has no end, every
-row is in exactly one chunk. Bounds are literals that compare with a column exactly as its own values
-do: texts in the column's character set, an ENUM by its number, which is its sort order.
+The planner walks the table in key order, `chunk_rows` rows at a step; the server does all
+comparisons. Rows may come and go meanwhile: since each chunk ends where the next begins, and the
+last one has no end, every row is in exactly one chunk. Bounds are literals that compare with a
+column exactly as its own values do: texts in the column's character set, an ENUM by its number,
+which is its sort order.
 
-With two key columns, `(a, b) > (1, 2)` is written as `a >= 1 AND (a > 1 OR b > 2)`, because only that lets the
-server use the index.
+With two key columns, `(a, b) > (1, 2)` is written as `a >= 1 AND (a > 1 OR b > 2)`, because only
+that lets the server use the index.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ class MysqlSnapshotTable:
     Attributes:
         table: Its current schema.
         columns: Its columns.
-        key: The primary key's columns, in the key's order, by which the table is divided; empty if it
-            cannot be divided.
+        key: The primary key's columns, in the key's order, by which the table is divided; empty if
+            it cannot be divided.
         rows: Estimated number of rows.
     """
 

@@ -1,8 +1,9 @@
 """Read views of MySQL: which transactions a read of a table could see.
 
-With GTIDs it is `gtid_executed`, queried *before* the snapshot began. The server adds a transaction to it only
-after the storage engine has committed it, while the log contains it earlier. Without GTIDs, and in MariaDB, it is
-the log position up to which the read saw everything, and after which it saw nothing.
+With GTIDs it is `gtid_executed`, queried *before* the snapshot began. The server adds a transaction
+to it only after the storage engine has committed it, while the log contains it earlier. Without
+GTIDs, and in MariaDB, it is the log position up to which the read saw everything, and after which
+it saw nothing.
 """
 
 from __future__ import annotations

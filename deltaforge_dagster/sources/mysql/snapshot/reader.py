@@ -12,8 +12,9 @@ MariaDB                     the log up to the position that the server reports
                             (`binlog_snapshot_position`)
 ==========================  ==========================================================================
 
-The transaction's first statement on the table protects the table from being altered. Only then are its columns
-queried, and then the log's end, so that a statement that altered the table before is in the log up to there.
+The transaction's first statement on the table protects the table from being altered. Only then are
+its columns queried, and then the log's end, so that a statement that altered the table before is in
+the log up to there.
 """
 
 from __future__ import annotations

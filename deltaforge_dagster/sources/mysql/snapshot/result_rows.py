@@ -36,8 +36,10 @@ NULL_START = -1
 """Stands for start and end of a null value."""
 
 MORE, FILLED, END, REFUSED, JOINED, BROKEN = range(6)
-"""Why `split_rows` stopped: the next packet has not arrived completely; `bounds` has no room for its values;
-the result ends; the server reports an error; the next row is in several packets; the packet is not a row."""
+"""Why `split_rows` stopped: the next packet has not arrived completely; `bounds` has no room for
+its values; the result ends; the server reports an error; the next row is in several packets; the
+packet is not a row.
+"""
 
 WHY, AT, LINES = range(3)
 """Fields of `state`: why `split_rows` stopped, offset of the next packet, used lines of `bounds`."""
@@ -53,7 +55,8 @@ class Rows:
 
     Attributes:
         source: Bytes that contain their values.
-        bounds: For each value of each row, its start and end in `source`; `NULL_START` twice for null.
+        bounds: For each value of each row, its start and end in `source`; `NULL_START` twice for
+            null.
     """
 
     source: Bytes
@@ -134,8 +137,8 @@ def split_rows(source: Bytes, length: int, columns: int, bounds: Longs, state: L
 def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]:
     """Send a SELECT; return an iterator of its rows once the server has accepted the statement.
 
-    Each item is valid only until the next one is requested. The connection is busy until the iterator is
-    exhausted.
+    Each item is valid only until the next one is requested. The connection is busy until the
+    iterator is exhausted.
 
     Raises:
         pymysql.MySQLError: The server refused the statement, or, from the iterator, ended it.

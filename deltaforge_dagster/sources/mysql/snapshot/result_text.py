@@ -1,8 +1,8 @@
 """Kernels that convert the texts of a result set to the same JSON as the log's binary values.
 
-Each value is copied, or parsed here and written by the kernel that also writes the log's values
-of its type (`values.scalars`, `values.texts`, `values.floats`). `selected` decides which expressions are
-selected.
+Each value is copied, or parsed here and written by the kernel that also writes the log's values of
+its type (`values.scalars`, `values.texts`, `values.floats`). `selected` decides which expressions
+are selected.
 
 Each cell of a result has one line in `bounds`, row after row of the result::
 
@@ -10,7 +10,8 @@ Each cell of a result has one line in `bounds`, row after row of the result::
                 (-1, ..)        the value is null
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over
+# bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -257,9 +258,10 @@ def write_selected(
 ) -> int:
     """Write the rows whose cells are at `bounds` (start and end in `source`; start -1 for null).
 
-    Returns the number of the first cell that does not match its type, or -1. `ends[0]` receives where each
-    row's image ends in `out`, `ends[1]` where its key ends in `key`; both must be large enough. `spans`
-    is scratch, two numbers per column; `stack` is the scratch of `kernels.json_text`.
+    Returns the number of the first cell that does not match its type, or -1. `ends[0]` receives
+    where each row's image ends in `out`, `ends[1]` where its key ends in `key`; both must be large
+    enough. `spans` is scratch, two numbers per column; `stack` is the scratch of
+    `kernels.json_text`.
     """
     count = columns.shape[0]
     offset, key_offset = 0, 0

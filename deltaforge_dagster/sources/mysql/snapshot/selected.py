@@ -1,9 +1,9 @@
 """Write the rows of a SELECT as JSON text, identical to the images that the log's rows become.
 
-The server sends the values of a SELECT as text, and kernels convert it to the same JSON as
-the log's binary values (`result_text`). The session must have run the statements in `SESSION`, and the
-SELECT must ask for `MysqlSelectedRows.expressions`, so that no value is rounded, padded, shifted by a time
-zone or converted to another character set.
+The server sends the values of a SELECT as text, and kernels convert it to the same JSON as the
+log's binary values (`result_text`). The session must have run the statements in `SESSION`, and the
+SELECT must ask for `MysqlSelectedRows.expressions`, so that no value is rounded, padded, shifted by
+a time zone or converted to another character set.
 
 ==============  =======================================  ==================================
 type            selected as                              because

@@ -6,9 +6,10 @@ MySQL protocol, "COM_BINLOG_DUMP" and "COM_BINLOG_DUMP_GTID"; numbers are little
     0x1e  Int16 flags | Int32 server id | Int32 size of name | name | Int64 position
           | Int32 size of set | GTID set (see `gtid`)
 
-The first command starts at an offset of a file; the second sends every transaction that is not in the
-set. MariaDB has only the first, and takes GTIDs from a session variable. If two readers have the same
-server id, the server ends the older one: so the connection of a reader that died is replaced by its successor.
+The first command starts at an offset of a file; the second sends every transaction that is not in
+the set. MariaDB has only the first, and takes GTIDs from a session variable. If two readers have
+the same server id, the server ends the older one: so the connection of a reader that died is
+replaced by its successor.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ SETTINGS = (
     f"SET SESSION net_write_timeout = {_BLOCKED_SECONDS}",
     "SET @mariadb_slave_capability = 4",  # MariaDB then sends its own event types unchanged
 )
-"""Statements to run before the command. Variables have two names because MySQL 8.0.26 renamed them."""
+"""Statements to run before the command.
+
+Variables have two names because MySQL 8.0.26 renamed them.
+"""
 
 
 def open_dump(
@@ -63,7 +67,8 @@ def open_dump(
         start: Where to start: after its GTID set if it has one, else at file and offset.
         reader_id: A server id that no replica of the server has.
         seconds: Time limit for connecting.
-        follow: Whether to wait for more at the log's end; otherwise the server ends the stream there.
+        follow: Whether to wait for more at the log's end; otherwise the server ends the stream
+            there.
         expected: The identity of the server on which `start` was checked; None for any.
 
     Raises:

@@ -228,8 +228,8 @@ def between_transactions(
 ) -> BinlogPosition:
     """Return the last boundary of transactions at or before `position`, without GTIDs.
 
-    Reads the position's file up to there. If the log's last transaction does not end with an XID event,
-    its end cannot be recognized, and the boundary before it is returned.
+    Reads the position's file up to there. If the log's last transaction does not end with an XID
+    event, its end cannot be recognized, and the boundary before it is returned.
 
     Raises:
         DeltaforgeError: As `refusals` translates the server's error.

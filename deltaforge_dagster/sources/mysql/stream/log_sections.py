@@ -1,9 +1,9 @@
 """Log sections: consecutive parts of the log that several readers decode at the same time.
 
-`plan_sections` scans the log ahead (`SectionPlanner`) and cuts it between transactions, with position and
-GTIDs at each cut. A section carries the definitions of all its tables, so its reader needs neither
-catalog nor registry. A reader that meets a table without a definition fails; the section is then read
-by the sequential reader (`Source.read`), which may query the catalog.
+`plan_sections` scans the log ahead (`SectionPlanner`) and cuts it between transactions, with
+position and GTIDs at each cut. A section carries the definitions of all its tables, so its reader
+needs neither catalog nor registry. A reader that meets a table without a definition fails; the
+section is then read by the sequential reader (`Source.read`), which may query the catalog.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ MAX_OFFSET = (1 << 32) - 1
 class SectionTables:
     """The known tables for a part of the log without DDL.
 
-    It takes the place of catalog, registry and prepared log for the decoder of that part, and raises an
-    error for anything that the planner did not foresee.
+    It takes the place of catalog, registry and prepared log for the decoder of that part, and
+    raises an error for anything that the planner did not foresee.
     """
 
     stamps: dict[TableSchema, SchemaStamp] = field(default_factory=dict)
@@ -161,7 +161,8 @@ class BinlogSection:
         start: The end of the transaction before it.
         end: The end of its last transaction.
         log_bytes: Approximate size.
-        server: Identity of the server that has it; on other servers its positions mean something else.
+        server: Identity of the server that has it; on other servers its positions mean something
+            else.
         tables: The definitions and registered versions with which its rows are decoded.
     """
 
@@ -240,8 +241,8 @@ def plan_sections(
         planner: A new planner.
         tables: Where the planner's `Remembering` records tables.
         start: Where to begin.
-        log_bytes: Called before each section; returns how large it should be. A single transaction may
-            be larger.
+        log_bytes: Called before each section; returns how large it should be. A single transaction
+            may be larger.
         server: Identity of the server.
 
     Raises:
@@ -315,14 +316,14 @@ class _Passed(NonRowEvents):
 class SectionPlanner(MysqlDecoder):
     """A decoder that yields only positions between transactions, in batches without rows.
 
-    It takes the arguments of `MysqlDecoder` and tracks transactions and positions as that does, but skips
-    the rows: it only counts the bytes of events with captured rows. So it is much cheaper than
-    decoding. It registers table versions as they occur, so all versions in a section are registered before
-    the section is decoded.
+    It takes the arguments of `MysqlDecoder` and tracks transactions and positions as that does, but
+    skips the rows: it only counts the bytes of events with captured rows. So it is much cheaper
+    than decoding. It registers table versions as they occur, so all versions in a section are
+    registered before the section is decoded.
 
-    It continues only while each section can be decoded from its own bytes and the tables known so far. A
-    DDL statement, a prepared transaction, a held table, or anything else that needs more ends it, as
-    `DecodedBinlog.error`. The sequential reader continues from there.
+    It continues only while each section can be decoded from its own bytes and the tables known so
+    far. A DDL statement, a prepared transaction, a held table, or anything else that needs more
+    ends it, as `DecodedBinlog.error`. The sequential reader continues from there.
     """
 
     _non_row_events = _Passed

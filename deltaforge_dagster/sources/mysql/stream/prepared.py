@@ -2,9 +2,9 @@
 
 XA PREPARE logs the rows, as a separate transaction. A later XA COMMIT or XA ROLLBACK decides about
 them; both name the XA transaction by its xid. `PreparedRows` keeps the events of prepared
-transactions in memory, up to a limit. Rows that are not in memory, because they are too large or were
-logged before this reader started, are read from the log again by `PreparedLog`. So a position may move
-past a prepared transaction.
+transactions in memory, up to a limit. Rows that are not in memory, because they are too large or
+were logged before this reader started, are read from the log again by `PreparedLog`. So a position
+may move past a prepared transaction.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class PreparedLog:
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
         """Yield the TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
 
-        Searches one log file after the other, the newest first. Events are yielded in blocks of about 4 MiB.
+        Searches one log file after the other, the newest first. Events are yielded in blocks of
+        about 4 MiB.
 
         Raises:
             PositionLost: The transaction is no longer in the log.

@@ -1,7 +1,7 @@
 """The position of a reader: file and offset, and the GTIDs of all transactions that it has read.
 
-A GTID is added when its transaction has ended, not when its first event is seen: with a position that
-contains the GTID of an unfinished transaction, the rest of it would be lost after a restart.
+A GTID is added when its transaction has ended, not when its first event is seen: with a position
+that contains the GTID of an unfinished transaction, the rest of it would be lost after a restart.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """MySQL's character sets: the character set of each collation, and the characters of its codes.
 
 The log identifies a column's character set by the number of its collation
-(`information_schema.collations.id`; these numbers never change). A few of MySQL's tables differ from
-Python's codecs of the same name, and some have no codec. So a character set is a codec, plus the
-differences of MySQL's own conversion to `utf8mb4`: every code of every set was compared on a server.
-Codes that MySQL cannot convert, for which a client sees `?`, have no character here either.
+(`information_schema.collations.id`; these numbers never change). A few of MySQL's tables differ
+from Python's codecs of the same name, and some have no codec. So a character set is a codec, plus
+the differences of MySQL's own conversion to `utf8mb4`: every code of every set was compared on a
+server. Codes that MySQL cannot convert, for which a client sees `?`, have no character here either.
 
 Kernels read tables made from this. A single-byte set is a line of `SINGLES`. Multi-byte sets
 have tables of Unicode code points, which are made for the first column with such a set and then

@@ -4,8 +4,8 @@ They use the algorithm of Raffaello Giulietti, "The Schubfach way to render doub
 decimals inside the interval that rounds to the number, at most four have to be tried. It needs
 products of 64-bit numbers with 128-bit powers of ten, which are computed at import.
 
-The text is the one that MySQL writes in JSON documents: `0.1`, `1.0`, `1e22`, with an exponent below 10^-15
-and from 10^15 on; -0 keeps its sign.
+The text is the one that MySQL writes in JSON documents: `0.1`, `1.0`, `1e22`, with an exponent
+below 10^-15 and from 10^15 on; -0 keeps its sign.
 """
 
 # ruff: noqa: C901, PLR0912 - kernels are long flat loops over bytes, see `kernels.runtime`

@@ -17,12 +17,13 @@ The layout is that of `json_binary.h` in the server's sources; numbers are littl
                   DATETIME 12, TIMESTAMP 7: Int64, 24 bits of it microseconds, above them 6 bits s,
                   6 min, 10 (5) h, 5 day, and year * 13 + month; TIME negative as a whole
 
-Documents are written as MySQL prints them (`SELECT CAST(j AS CHAR)`), but without white space: DECIMAL
-as a number with its digits, dates and times as strings, other column types as
+Documents are written as MySQL prints them (`SELECT CAST(j AS CHAR)`), but without white space:
+DECIMAL as a number with its digits, dates and times as strings, other column types as
 `"base64:typeN:..."`, with a line break after 76 characters.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over
+# bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -81,8 +82,9 @@ FRAME_WIDTH = 6
 """Numbers per level in `stack`."""
 
 _START, _END, _COUNT, _INDEX, _IS_OBJECT, _WIDTH = range(6)
-"""Fields of a level: where the container starts and ends, number of members, index of the next member, 1 for an
-object, bytes of an offset."""
+"""Fields of a level: where the container starts and ends, number of members, index of the next
+member, 1 for an object, bytes of an offset.
+"""
 
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING, _COLUMN = (
     4, 5, 6, 7, 8, 9, 10, 11, 12, 15,

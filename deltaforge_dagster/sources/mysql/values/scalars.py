@@ -92,10 +92,10 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, o
 def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, offset: int) -> int:
     """Write a NEWDECIMAL as a number, with all digits of its scale.
 
-    The binary format has groups of nine decimal digits in four bytes, big-endian. On either side, the group
-    farthest from the point has the remaining digits, in as few bytes as possible
-    (`decimal2bin` in the server's `decimal.cc`). The highest bit is 1 for numbers >= 0; all
-    bytes of a negative number are inverted::
+    The binary format has groups of nine decimal digits in four bytes, big-endian. On either side,
+    the group farthest from the point has the remaining digits, in as few bytes as possible
+    (`decimal2bin` in the server's `decimal.cc`). The highest bit is 1 for numbers >= 0; all bytes
+    of a negative number are inverted::
 
         DECIMAL(14,4)   1234567890.1234      81 | 0D FB 38 D2 | 04 D2
                                            1 digit |  9 digits  | 4 digits

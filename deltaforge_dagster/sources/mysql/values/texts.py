@@ -5,7 +5,8 @@ after it, or `INVALID` if the bytes are not valid in the character set. Text tak
 per byte of input, plus two quotes.
 """
 
-# ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 

@@ -26,12 +26,13 @@ type                                   JSON
 =====================================  ==================================================
 
 
-Text that is not valid in its character set becomes `{"_base64":"..."}`; no bytes are ever replaced. The
-zero values are those that MySQL prints: `"0000-00-00"`, `"0000-00-00 00:00:00.000000"`,
+Text that is not valid in its character set becomes `{"_base64":"..."}`; no bytes are ever replaced.
+The zero values are those that MySQL prints: `"0000-00-00"`, `"0000-00-00 00:00:00.000000"`,
 `"0000-00-00T00:00:00.000000Z"`.
 
-The log describes a column by a type byte and up to two metadata bytes (MySQL internals documentation,
-"TABLE_MAP_EVENT"; `Table_map_event` in the server's `rows_event.h`). Sizes and formats of values::
+The log describes a column by a type byte and up to two metadata bytes (MySQL internals
+documentation, "TABLE_MAP_EVENT"; `Table_map_event` in the server's `rows_event.h`). Sizes and
+formats of values::
 
     TINY 1, SHORT 2, INT24 9, LONG 3, LONGLONG 8   1, 2, 3, 4, 8 bytes, little-endian
     FLOAT 4, DOUBLE 5         4, 8 bytes, IEEE 754, little-endian
@@ -257,10 +258,10 @@ class MysqlValueType:
         prefix: Bytes of the length before each value; 0 if the size is fixed.
         room: The most bytes of a value's JSON. If `prefix` is not 0, a multiple of the value's
             length is added to it, which depends on the kind (`scan_rows`).
-        first, second: Parameters of the kernel: digits and scale of a DECIMAL; digits of a fraction; size
-            of a BINARY, and whether it may be a string; for texts, the line of `charsets.SINGLES` (first),
-            or the bytes of the longest character (second), or for UTF-16 whether it is little-endian and
-            whether it has surrogates.
+        first, second: Parameters of the kernel: digits and scale of a DECIMAL; digits of a
+            fraction; size of a BINARY, and whether it may be a string; for texts, the line of
+            `charsets.SINGLES` (first), or the bytes of the longest character (second), or for
+            UTF-16 whether it is little-endian and whether it has surrogates.
         charset: The character set of a multi-byte text, whose table the kernel needs.
     """
 
@@ -306,7 +307,8 @@ class ValueForms:
 
     Attributes:
         enum_index: Write an ENUM as the number of its label, from 1 on; 0 for MySQL's error value.
-        set_bits: Write a SET as a number with a bit for each label, the first label in the lowest bit.
+        set_bits: Write a SET as a number with a bit for each label, the first label in the lowest
+            bit.
         timestamp_micros: Write a TIMESTAMP as microseconds since 1970; 0 for the zero value.
         binary_text: Write BINARY and VARBINARY as a string if the bytes are UTF-8.
     """

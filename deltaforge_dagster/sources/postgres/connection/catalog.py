@@ -1,8 +1,8 @@
 """Queries of PostgreSQL's system catalogs: tables, types, the publication, the slot.
 
-Rows are decoded with the Relation messages in the log, not with the catalog, which may be newer than
-the log. The catalog is used only for what the log does not say: which tables
-exist now, which columns are a primary key, what the OID of a type means.
+Rows are decoded with the Relation messages in the log, not with the catalog, which may be newer
+than the log. The catalog is used only for what the log does not say: which tables exist now, which
+columns are a primary key, what the OID of a type means.
 """
 
 from __future__ import annotations
@@ -318,8 +318,9 @@ def uncovered(
 ) -> list[Uncovered]:
     """Return at most `most` matching tables that a publication does not send, or that lack a replica identity.
 
-    A partition is left out if its topmost table matches and is sent, because its rows come under that
-    name. A partitioned table is only considered if a pattern names it without wildcards. Uses one query.
+    A partition is left out if its topmost table matches and is sent, because its rows come under
+    that name. A partitioned table is only considered if a pattern names it without wildcards. Uses
+    one query.
     """
     (matches, parameters), (root_matches, root_parameters) = (
         _matching(patterns, schema, name)
@@ -493,8 +494,8 @@ def columns_now(connection: psycopg.Connection, oid: int, schema: str, name: str
 def column_details(connection: psycopg.Connection, oid: int) -> dict[str, ColumnDetails]:
     """Return the properties of a table's columns that are only in the catalog, by name.
 
-    Nullability and defaults are as in `information_schema.columns`: they may come from a domain. The
-    expression of a generated column does not count as a default.
+    Nullability and defaults are as in `information_schema.columns`: they may come from a domain.
+    The expression of a generated column does not count as a default.
     """
     rows = connection.execute(
         """

@@ -1,8 +1,9 @@
 """Open a connection to PostgreSQL, authenticate, and return its socket.
 
 libpq returns a replication stream one message at a time; reading the socket into large buffers is
-faster. This module opens the socket and wraps it in TLS; pg8000 does start-up and authentication (manual:
-"Frontend/Backend Protocol", "Start-up"). After that, the socket has no unread bytes, and belongs to the caller.
+faster. This module opens the socket and wraps it in TLS; pg8000 does start-up and authentication
+(manual: "Frontend/Backend Protocol", "Start-up"). After that, the socket has no unread bytes, and
+belongs to the caller.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The server's identity, and whether its log continues the one that was read before.
 
-initdb gives a cluster a `system_identifier`, which its replicas share; each promotion begins a
-new timeline, whose history file says where it branched off (manual: "Timelines"). So two
-numbers identify a log: `7301234567890123456/2`. Up to a promotion both timelines have the same log, and a
+initdb gives a cluster a `system_identifier`, which its replicas share; each promotion begins a new
+timeline, whose history file says where it branched off (manual: "Timelines"). So two numbers
+identify a log: `7301234567890123456/2`. Up to a promotion both timelines have the same log, and a
 position means the same on both. After it, the same LSNs stand for different log.
 """
 
@@ -54,8 +54,8 @@ def relocate(
         seconds: Time limit for asking who the server is, and for its timeline's history.
 
     Raises:
-        PositionLost: The log that was read is not part of this server's history, or the slot is missing or
-            behind.
+        PositionLost: The log that was read is not part of this server's history, or the slot is
+            missing or behind.
     """
     current = server.identify(seconds)
     old_system, _, old_timeline = previous.partition("/")
@@ -94,8 +94,9 @@ def sent_schema(
 ) -> TableSchema:
     """Return a table with the columns, types and key that the log has for it now.
 
-    Its key is that of the replica identity's index, else the primary key. Generated columns (unless a column
-    list of the publication has them, from PostgreSQL 18 on), and columns that a column list omits, are not sent.
+    Its key is that of the replica identity's index, else the primary key. Generated columns (unless
+    a column list of the publication has them, from PostgreSQL 18 on), and columns that a column
+    list omits, are not sent.
     """
     listed = (
         "(SELECT attnames FROM pg_publication_tables WHERE pubname = %(publication)s"

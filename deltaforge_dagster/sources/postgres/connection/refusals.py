@@ -36,7 +36,10 @@ _CLASSES: dict[str, tuple[type[DeltaforgeError], str]] = {
     "28": (AuthFailed, "login of role {user!r} refused: {text}"),
     "42": (SourceMisconfigured, "{text}"),
 }
-"""By class, the first two characters. Any other (08, 53, 57, 58 ...) becomes `SourceUnavailable`, which is retried."""
+"""By class, the first two characters.
+
+Any other (08, 53, 57, 58 ...) becomes `SourceUnavailable`, which is retried.
+"""
 
 NOT_PERMITTED = "42501"
 NOT_SUPPORTED = "0A000"

@@ -1,8 +1,8 @@
 """Read TOAST values that the log lacks from the current rows: `engine.values.toast: reselect`.
 
-There is one transaction for each table and batch of changes. It takes the lightest lock, checks that the table's
-columns still are as the log describes them, and copies the rows with the batch's keys. The values are the current
-ones, perhaps newer than the change; a deleted row has none.
+There is one transaction for each table and batch of changes. It takes the lightest lock, checks
+that the table's columns still are as the log describes them, and copies the rows with the batch's
+keys. The values are the current ones, perhaps newer than the change; a deleted row has none.
 """
 
 from __future__ import annotations

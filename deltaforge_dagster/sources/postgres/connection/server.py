@@ -131,9 +131,9 @@ class PostgresSourceServer:
     def query(self, seconds: float, *, replication: bool = False) -> Generator[psycopg.Connection]:
         """Open a connection for a few statements, with autocommit.
 
-        After `seconds` in total, the connection is shut down, even if the server hangs. Connecting may always take
-        two seconds; a statement may take half a second less than `seconds`.
-        Errors of psycopg that leave the block are translated into ours.
+        After `seconds` in total, the connection is shut down, even if the server hangs. Connecting
+        may always take two seconds; a statement may take half a second less than `seconds`. Errors
+        of psycopg that leave the block are translated into ours.
 
         Args:
             seconds: The total time limit.
@@ -172,14 +172,14 @@ class PostgresSourceServer:
         """Open a replication connection to the server that `connection` has reached.
 
         Returns its socket, blocking with a timeout of `seconds`, ready for a command.
-        `tcp_user_timeout` is not set: with it, Linux would also end a connection whose buffers are full
-        because capture is paused, although we send status messages.
+        `tcp_user_timeout` is not set: with it, Linux would also end a connection whose buffers are
+        full because capture is paused, although we send status messages.
 
         Args:
             connection: An open query connection.
             seconds: Time limit for each step of the handshake.
-            silence: `wal_sender_timeout` of the session, in seconds; None for the server's setting. The
-                option in the DSN has precedence.
+            silence: `wal_sender_timeout` of the session, in seconds; None for the server's setting.
+                The option in the DSN has precedence.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
@@ -204,7 +204,8 @@ class PostgresSourceServer:
         """Return who the server is; on every service, it answers only a role that may replicate.
 
         Raises:
-            PermissionMissing: The role may not replicate; the error says what the service does about that.
+            PermissionMissing: The role may not replicate; the error says what the service does
+                about that.
             DeltaforgeError: As `refusals` translates the server's error.
         """
         with self.query(seconds, replication=True) as connection:
@@ -281,9 +282,9 @@ class PostgresSourceServer:
     def _why(self, text: str, *, replication: bool) -> DeltaforgeError:
         """Return the error for a failed connection attempt of libpq.
 
-        libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets the SQLSTATE.
-        If that attempt succeeds, libpq's text decides: the cause is something that pg8000 does not check,
-        such as certificates or Kerberos.
+        libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets
+        the SQLSTATE. If that attempt succeeds, libpq's text decides: the cause is something that
+        pg8000 does not check, such as certificates or Kerberos.
         """
         parameters = self._parameters
         address = handshake.ConnectionParameters(
@@ -355,8 +356,8 @@ def identified(connection: psycopg.Connection) -> SystemIdentity:
 class KeptConnection:
     """A connection that is reused for many questions; opened for the first, and closed after any error.
 
-    Each question is a read-only transaction. A connection that was not used
-    for half a minute is reopened, since the server or a firewall may have ended it. Not thread-safe.
+    Each question is a read-only transaction. A connection that was not used for half a minute is
+    reopened, since the server or a firewall may have ended it. Not thread-safe.
 
     Args:
         server: The server.

@@ -27,7 +27,8 @@ class PostgresService:
         settings: Settings that only its servers have; every role may read them.
         roles: Roles that its servers have.
         hosts: Ends of its servers' names.
-        setting: The sentence that says how to change `{name}` to `{value}`; empty where `ALTER SYSTEM` does it.
+        setting: The sentence that says how to change `{name}` to `{value}`; empty where `ALTER
+            SYSTEM` does it.
         restart: What follows that sentence if the change needs a restart.
         own: Complete sentences for single settings, which replace `setting` and `restart`.
         grant: The statement that lets `{role}` replicate; empty if no statement does.

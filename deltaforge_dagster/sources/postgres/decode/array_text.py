@@ -14,7 +14,8 @@ only `box` has another, a semicolon.
 quotes, backslashes or white space; so nothing outside quotes needs escaping.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat
+# loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ from deltaforge_dagster.kernels.json_text import INVALID, STRING_GROWTH, write_n
 from deltaforge_dagster.kernels.runtime import Bytes, kernel
 
 ARRAY_GROWTH = 10
-"""An array text of n bytes needs room for `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: two bytes, `a,`, may
-become the 19 bytes `{"_base64":"YQ=="},`."""
+"""An array text of n bytes needs room for `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: two bytes,
+`a,`, may become the 19 bytes `{"_base64":"YQ=="},`.
+"""
 ARRAY_OVERHEAD = 128
 
 _FIRST, _NEXT, _AFTER = range(3)

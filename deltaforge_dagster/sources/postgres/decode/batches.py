@@ -107,7 +107,8 @@ class PostgresBatchWriter:
         """Write `rows[first:last]`, or as many of them as fit, but at least one.
 
         Returns:
-            The batch (None if the first row fails), the number of the row after it, and the error at
+            The batch (None if the first row fails), the number of the row after it, and the error
+            at
             that row, or None.
         """
         reselected = ReselectedValues(NOTHING, source)

@@ -62,7 +62,8 @@ class CatalogColumns:
 
     Attributes:
         columns: Its columns by number, dropped ones included; none if there is no such table.
-        file: Number of the file with its rows, which changes when they are rewritten; None if it has none.
+        file: Number of the file with its rows, which changes when they are rewritten; None if it
+            has none.
     """
 
     columns: Mapping[int, NumberedColumn] = field(default_factory=dict)
@@ -81,7 +82,8 @@ class LoggedColumns:
         oid: OID of the table.
         names: Their names.
         numbers: Their numbers, which increase; None if they are not known.
-        file: See `CatalogColumns`; None if the catalog was ahead of the log, which may have had another one.
+        file: See `CatalogColumns`; None if the catalog was ahead of the log, which may have had
+            another one.
         whole: Whether the log had all columns of the table, except generated ones: no column list
             of the publication leaves out any.
         types: OIDs of their types; empty if they are not known.

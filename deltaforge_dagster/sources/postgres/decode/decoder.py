@@ -1,11 +1,11 @@
 """From bytes of the replication stream to change batches: the decoder of the PostgreSQL source.
 
-A `PostgresDecoder` gets the stream in read buffers, as the socket fills them, and returns record batches
-with the columns of `frame.CAPTURED`. A buffer is handled in three steps: `scan` records the changes and
-transactions in it, `write_changes` writes their row images, and the other columns are
-added in bulk. Python code runs once per buffer and for infrequent messages, never per row. The decoder
-has no socket, no thread and no clock: its output depends only on the bytes of the stream, not on how they are divided
-into buffers.
+A `PostgresDecoder` gets the stream in read buffers, as the socket fills them, and returns record
+batches with the columns of `frame.CAPTURED`. A buffer is handled in three steps: `scan` records the
+changes and transactions in it, `write_changes` writes their row images, and the other columns are
+added in bulk. Python code runs once per buffer and for infrequent messages, never per row. The
+decoder has no socket, no thread and no clock: its output depends only on the bytes of the stream,
+not on how they are divided into buffers.
 """
 
 from __future__ import annotations
@@ -112,11 +112,12 @@ class DecodedPgoutput:
     """What a read buffer contained.
 
     Attributes:
-        consumed: Number of bytes that were decoded; the rest must be at the start of the next buffer.
+        consumed: Number of bytes that were decoded; the rest must be at the start of the next
+            buffer.
         batches: Changes and idle progress, in log order.
         reply_requested: Whether the server requests a status message at once.
-        foreign: Type letter of the message at `consumed` if it ends the stream (error, end of copy ...),
-            else "".
+        foreign: Type letter of the message at `consumed` if it ends the stream (error, end of copy
+            ...), else "".
         error: Why decoding cannot continue; raise it after `batches` were passed on.
     """
 
@@ -136,8 +137,8 @@ class PostgresDecoder:
         start: Transactions that committed before it are skipped, because they were read before.
         registry: Where table versions are registered.
         catalog: Provides types and keys that the log lacks.
-        captures: Returns whether changes of (schema, table) are captured. Others are skipped, but counted,
-            so that ids do not depend on the choice of tables.
+        captures: Returns whether changes of (schema, table) are captured. Others are skipped, but
+            counted, so that ids do not depend on the choice of tables.
         unchanged_toast: What replaces unchanged TOAST values.
         outboxes: The prefixes of logical messages that are outbox events.
         rules: The column rules.
@@ -185,7 +186,8 @@ class PostgresDecoder:
         self._state[START_LSN] = start.lsn
         self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
         self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
-        # The newest change of the open transaction, kept back until it is known whether it is the last.
+        # The newest change of the open transaction, kept back until it is known whether it is the
+        # last.
         self._held: pa.RecordBatch | None = None
         self._described = b""
         self._told = start.lsn
@@ -195,8 +197,8 @@ class PostgresDecoder:
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedPgoutput:
         """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
 
-        `data` may be overwritten as soon as this returns. Errors are returned as `DecodedPgoutput.error`, not
-        raised. After an error, every call returns it again.
+        `data` may be overwritten as soon as this returns. Errors are returned as
+        `DecodedPgoutput.error`, not raised. After an error, every call returns it again.
         """
         source = read_only(data)[:length]
         state = self._state
@@ -366,8 +368,8 @@ class PostgresDecoder:
     def _flush(self, source: Bytes, begun: int) -> list[ChangeBatch]:
         """Turn the scanned rows into batches; `begun` is where in the buffer the scan began.
 
-        First the complete transactions, then idle progress after them, then the changes of the transaction
-        that is still open, except the last, which is kept back.
+        First the complete transactions, then idle progress after them, then the changes of the
+        transaction that is still open, except the last, which is kept back.
         """
         rows, state = self._rows, self._state
         count = int(state[ROWS])

@@ -1,11 +1,12 @@
 """Logical messages, which `pg_logical_emit_message` writes to the log (from PostgreSQL 14 on).
 
-A message becomes an insert: its prefix is the table's name, its content is the row, and the schema is a
-reserved one, or that of outboxes (`sources.outbox`) if the pipeline file says so. A transactional message is part of
-its transaction, in order with the changes, and disappears if that is rolled back. A non-transactional
-message is independent of the transaction that wrote it: it comes at its log record's place between commits, before
-that transaction's changes, and also if that is rolled back. Here it is a transaction of its own, which ends where the
-record ends: a server that starts to send at that position repeats neither the message nor a commit before it.
+A message becomes an insert: its prefix is the table's name, its content is the row, and the schema
+is a reserved one, or that of outboxes (`sources.outbox`) if the pipeline file says so. A
+transactional message is part of its transaction, in order with the changes, and disappears if that
+is rolled back. A non-transactional message is independent of the transaction that wrote it: it
+comes at its log record's place between commits, before that transaction's changes, and also if that
+is rolled back. Here it is a transaction of its own, which ends where the record ends: a server that
+starts to send at that position repeats neither the message nor a commit before it.
 
 Messages whose content is not JSON are skipped, with a warning and a count, because a message has no
 content type.

@@ -29,8 +29,8 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
     tuple              Int16 columns | per column: 'n' null, 'u' unchanged TOAST value
                        (not sent), or 't' | Int32 size | text
 
-The kernels (`scan`, `rows`) read the frequent messages. This module parses Relation, Type and logical
-messages, and has the names of messages for errors.
+The kernels (`scan`, `rows`) read the frequent messages. This module parses Relation, Type and
+logical messages, and has the names of messages for errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Second kernel: write the row images of scanned changes as JSON text, and their event ids.
 
-A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, with columns in the table's order, without
-white space. `write_changes` fills three text columns at once, each in the form of an Arrow string array
-(bytes, ends of the rows, validity)::
+A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, with columns in the table's order,
+without white space. `write_changes` fills three text columns at once, each in the form of an Arrow
+string array (bytes, ends of the rows, validity)::
 
     change   tuples sent        before            after        key, from
     insert   N                  null              N            N
@@ -12,15 +12,17 @@ white space. `write_changes` fills three text columns at once, each in the form 
     truncate none               null              null         null
     message  its content        null              the content  null
 
-K has the key columns, and null for all others; O is the complete old row. In N, unchanged TOAST values
-are missing. `unchanged_toast` says what replaces them:
+K has the key columns, and null for all others; O is the complete old row. In N, unchanged TOAST
+values are missing. `unchanged_toast` says what replaces them:
 
 - `MARK`: `{"_unchanged":true}`;
 - `OMIT`: nothing, the column is left out;
-- `RESELECT`: the value in O if there is one, else the value in `reselected` for the row and column, else as `MARK`.
+- `RESELECT`: the value in O if there is one, else the value in `reselected` for the row and column,
+  else as `MARK`.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat
+# loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -82,13 +84,15 @@ MAX_ROOM = (1 << 31) - 1
 BAD_VALUE = INVALID
 TOO_DEEP_VALUE = TOO_DEEP
 NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
-"""Values of `report[CODE]`: a value does not match its type; a JSON document is nested too deeply; a
-text column is full; a tuple does not follow its format; a value was sent in binary format; a key column
-was not sent."""
+"""Values of `report[CODE]`: a value does not match its type; a JSON document is nested too deeply;
+a text column is full; a tuple does not follow its format; a value was sent in binary format; a key
+column was not sent.
+"""
 
 CODE, COLUMN, PLACE, NEXT_RESELECTED = range(4)
-"""Fields of `report`: why `write_changes` stopped; the column's line in `columns`, -1 if none; offset in the buffer;
-the next unused line of `reselected`."""
+"""Fields of `report`: why `write_changes` stopped; the column's line in `columns`, -1 if none;
+offset in the buffer; the next unused line of `reselected`.
+"""
 REPORT_WIDTH = 4
 
 MAX_COLUMNS = 1664
@@ -100,8 +104,9 @@ RESELECT: Literal[2] = 2
 """The values of `unchanged_toast`."""
 
 RESELECTED_ROW, RESELECTED_COLUMN, RESELECTED_START, RESELECTED_END = range(4)
-"""Fields of `reselected`, whose lines are ordered by row and column: number of the row; index of the column; start and
-end of the value's text in `source`, start -1 for null."""
+"""Fields of `reselected`, whose lines are ordered by row and column: number of the row; index of
+the column; start and end of the value's text in `source`, start -1 for null.
+"""
 RESELECTED_WIDTH = 4
 
 _UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
@@ -164,8 +169,9 @@ def _write_tuple(
     """Write the tuple at `source[at]` into `out` from `out_at` on.
 
     Returns the offsets after it in `source` and in `out`; the latter is a negative code on failure.
-    `spans` receives start and end in `out` of each column's value; the start is `_NOT_SENT` for a missing value.
-    `old_spans` describes the old row in `before` in the same way; unless `old_whole`, only its key columns have values.
+    `spans` receives start and end in `out` of each column's value; the start is `_NOT_SENT` for a
+    missing value. `old_spans` describes the old row in `before` in the same way; unless
+    `old_whole`, only its key columns have values.
     """
     first = tables[table, TABLE_FIRST]
     report[COLUMN] = -1
@@ -313,8 +319,8 @@ def write_changes(
     """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
 
     `before`, `after` and `key` are filled from their start; `ends[text, i]` is where the text of
-    row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report` says why, and
-    that row was not written. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
+    row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report`
+    says why, and that row was not written. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
     """
     before_at = after_at = key_at = int(np.int64(0))
     new_spans, old_spans = spans[0], spans[1]
@@ -399,7 +405,8 @@ def write_event_ids(
 ) -> None:
     """Write the event ids of `rows[first:last]`, 36 bytes each, one after another, from the start of `out`.
 
-    A change is identified by its transaction's commit LSN and xid, and its index in the transaction.
+    A change is identified by its transaction's commit LSN and xid, and its index in the
+    transaction.
     """
     at = 0
     for row in range(first, last):

@@ -1,11 +1,12 @@
 """First kernel: split the stream into messages and find the changes, without decoding their values.
 
 `pgoutput` draws the byte layouts. `scan` tracks the state of the stream (Begin, Commit,
-keepalives), writes one line per change (a truncate is a change of each table) and per
-transaction (`layout`), and stops at messages that Python has to handle. `rows` decodes the values afterwards.
+keepalives), writes one line per change (a truncate is a change of each table) and per transaction
+(`layout`), and stops at messages that Python has to handle. `rows` decodes the values afterwards.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat
+# loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -45,13 +46,15 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
 from deltaforge_dagster.sources.postgres.decode.pgoutput import EPOCH_US, MAX_MESSAGE, XLOG_HEADER
 
 NEED_MORE, FULL, RELATION, TYPE, MESSAGE, FOREIGN, UNSUPPORTED, HELD_CHANGE = range(8)
-"""Why `scan` stopped: the next message is incomplete; `rows` or `txs` is full; a Relation message; a Type
-message; a logical message; a message that ends the stream; an unknown pgoutput message; a
-change of a held table."""
+"""Why `scan` stopped: the next message is incomplete; `rows` or `txs` is full; a Relation message;
+a Type message; a logical message; a message that ends the stream; an unknown pgoutput message; a
+change of a held table.
+"""
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
-"""Damage: an impossible size; a message of a wrong length for its type, with a negative LSN, or a Begin
-with xid 0; a change or Commit outside a transaction, or a Begin inside one; a Commit that does not match the
-Begin; a table without a Relation message."""
+"""Damage: an impossible size; a message of a wrong length for its type, with a negative LSN, or a
+Begin with xid 0; a change or Commit outside a transaction, or a Begin inside one; a Commit that
+does not match the Begin; a table without a Relation message.
+"""
 
 _COPY_DATA, _NOTICE, _PARAMETER = ord("d"), ord("N"), ord("S")
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
@@ -86,8 +89,8 @@ def read_64(source: Bytes, at: int) -> int:
 def find_version(versions: Longs, oid: int) -> int:
     """Return the current table version of a relation, or `HELD`, `IGNORED` or `UNKNOWN`.
 
-    `versions` is an open-addressing hash table of (oid, version) with linear probing: its size is a power of two, the
-    search begins at `oid & mask`, and at least one line is free (oid -1).
+    `versions` is an open-addressing hash table of (oid, version) with linear probing: its size is a
+    power of two, the search begins at `oid & mask`, and at least one line is free (oid -1).
     """
     mask = versions.shape[0] - 1
     line = oid & mask
@@ -102,8 +105,9 @@ def find_version(versions: Longs, oid: int) -> int:
 def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs, txs: Longs) -> int:
     """Scan messages from `state[OFFSET]` on, and return why it stopped.
 
-    Everything before `state[OFFSET]` is done. If Python has to handle a message, the offset is that of the
-    message and `state[END]` is its end: the caller handles it, moves the offset there, and calls again.
+    Everything before `state[OFFSET]` is done. If Python has to handle a message, the offset is that
+    of the message and `state[END]` is its end: the caller handles it, moves the offset there, and
+    calls again.
     """
     while True:
         at = state[OFFSET]

@@ -1,8 +1,9 @@
 """Reselect unchanged TOAST: read large values that the log does not contain from the current rows.
 
-`unchanged_toast.find_unchanged_toast` finds the missing values of a batch and the keys of their rows. From these,
-`ToastReselector` makes one question per table. The answer is COPY text, which `rows` converts in the same way as values
-from the log. Only implementations of `Reselect` know the server; the decoder does not.
+`unchanged_toast.find_unchanged_toast` finds the missing values of a batch and the keys of their
+rows. From these, `ToastReselector` makes one question per table. The answer is COPY text, which
+`rows` converts in the same way as values from the log. Only implementations of `Reselect` know the
+server; the decoder does not.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ everything else (`numeric`, `uuid`, dates and   string, as PostgreSQL prints it
 times, text, enums, composites, ranges ...)
 ==============================================  ================================================
 
-`docs/types.md` has every type with examples. Values from the stream and from COPY are written by the same kernels
-(`rows`), which are selected by the kinds given here. Built-in types are recognized by their OID (`pg_type.dat`; these
-never change); all others are looked up in the catalog.
+`docs/types.md` has every type with examples. Values from the stream and from COPY are written by
+the same kernels (`rows`), which are selected by the kinds given here. Built-in types are recognized
+by their OID (`pg_type.dat`; these never change); all others are looked up in the catalog.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def value_type(
 ) -> PostgresValueType:
     """Return how values of a type are written.
 
-    Values of a domain look like those of its base type, as they do for every client of the
-    server. Array elements that are arrays themselves (of a domain over an array) are written as strings.
+    Values of a domain look like those of its base type, as they do for every client of the server.
+    Array elements that are arrays themselves (of a domain over an array) are written as strings.
 
     Args:
         oid: The type.
@@ -229,9 +229,9 @@ def _gone_type(
 ) -> PostgresValueType:
     """Return how values of a dropped type are written, given its name in the log.
 
-    For a domain, that is the name of its base type, which may be a built-in type. Any other type
-    is a string unless it is an array, and every array's name begins with `_`. Such a type is refused, since its
-    element type is unknown, unless somebody has created it again (`remade_type`).
+    For a domain, that is the name of its base type, which may be a built-in type. Any other type is
+    a string unless it is an array, and every array's name begins with `_`. Such a type is refused,
+    since its element type is unknown, unless somebody has created it again (`remade_type`).
     """
     if sent is None:
         raise UnsupportedEvent(f"type {oid} is no longer in the catalog")

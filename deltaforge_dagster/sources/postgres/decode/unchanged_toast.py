@@ -1,11 +1,13 @@
 """Kernel that finds unchanged TOAST values, which the log does not contain.
 
 PostgreSQL stores values above about 2 kB outside the row (manual, section "TOAST"), and logs them
-only when they are written. If an update does not change such a value, the new tuple (drawn in `pgoutput`) has `u` in
-its place. An update with a complete old row (`O`, replica identity FULL) has the value there.
+only when they are written. If an update does not change such a value, the new tuple (drawn in
+`pgoutput`) has `u` in its place. An update with a complete old row (`O`, replica identity FULL) has
+the value there.
 """
 
-# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
+# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
 from deltaforge_dagster.sources.postgres.decode.scan import read_16, read_32
 
 HOLE_ROW, HOLE_COLUMN, HOLE_START, HOLE_END = range(4)
-"""Fields of `holes`: number of the row; index of a column; start and end in the buffer of a key column's text, or
-`MISSING` twice for a column with a missing value."""
+"""Fields of `holes`: number of the row; index of a column; start and end in the buffer of a key
+column's text, or `MISSING` twice for a column with a missing value.
+"""
 HOLE_WIDTH = 4
 MISSING = -1
 
@@ -60,9 +63,9 @@ def find_unchanged_toast(
 ) -> tuple[int, int]:
     """Record in `holes` the missing values of updates among `rows[first:last]`, and the keys of those rows.
 
-    Returns the number of used lines of `holes`, and the row where it stopped: `last`, or a row for which
-    `holes` has no room, or one that does not follow its format. Lines are ordered by row; a row is
-    recorded completely or not at all.
+    Returns the number of used lines of `holes`, and the row where it stopped: `last`, or a row for
+    which `holes` has no room, or one that does not follow its format. Lines are ordered by row; a
+    row is recorded completely or not at all.
     """
     used = 0
     for row in range(first, last):

@@ -1,8 +1,8 @@
 """Table versions: with which definition of a table the changes after a Relation message are decoded.
 
 The server describes a table before its first change, and again whenever the table may have changed
-(also after an ANALYZE). Each different description becomes a version. It is registered, so that it is
-durable with its position before any of its rows, and laid out in integer arrays for the kernels.
+(also after an ANALYZE). Each different description becomes a version. It is registered, so that it
+is durable with its position before any of its rows, and laid out in integer arrays for the kernels.
 Versions are immutable; a repeated description finds the existing version.
 """
 
@@ -68,8 +68,8 @@ class PostgresTableVersions:
         schemas, stamps: Table and stamp of each version.
         hiding: Applies the column rules to rows.
         relations: The table's OID, by version; 0 for logical messages.
-        tables, columns, names: The versions as arrays for the kernels (`layout`); `names` has `"name":` of
-            every column as JSON text.
+        tables, columns, names: The versions as arrays for the kernels (`layout`); `names` has
+            `"name":` of every column as JSON text.
         in_force: The hash table that `scan.find_version` reads.
         held: Full names of tables whose changes are held, with the reasons.
     """
@@ -116,7 +116,8 @@ class PostgresTableVersions:
     def describe(self, message: bytes, position: LsnPosition) -> None:
         """Make the version that a Relation message describes the current one for its relation.
 
-        A new version is registered at `position`. A table that cannot be decoded now is held from here on.
+        A new version is registered at `position`. A table that cannot be decoded now is held from
+        here on.
 
         Args:
             message: The message, without its type byte.

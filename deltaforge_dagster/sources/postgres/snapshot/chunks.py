@@ -1,8 +1,9 @@
 """Divide PostgreSQL's tables into chunks: by primary key, by blocks, or not at all.
 
-Chunks by key are found by walking the key's index, `chunk_rows` rows at a step: the server does all comparisons,
-whatever the type, and the chunks have equal sizes. Rows may come and go meanwhile: since each chunk ends
-where the next begins, and the last one has no end, every row is in exactly one chunk.
+Chunks by key are found by walking the key's index, `chunk_rows` rows at a step: the server does all
+comparisons, whatever the type, and the chunks have equal sizes. Rows may come and go meanwhile:
+since each chunk ends where the next begins, and the last one has no end, every row is in exactly
+one chunk.
 
 A table without a primary key is divided by blocks (`ctid`) if the server can read a range of blocks
 without reading the whole table, from PostgreSQL 14 on. A partitioned table has no blocks.
@@ -32,8 +33,8 @@ class PostgresSnapshotTable:
     Attributes:
         table: The table in the catalog.
         key: The primary key's columns.
-        operators: The schema of the comparison operators for the key; None if the table cannot be divided by
-            its key.
+        operators: The schema of the comparison operators for the key; None if the table cannot be
+            divided by its key.
     """
 
     table: catalog.PublishableTable

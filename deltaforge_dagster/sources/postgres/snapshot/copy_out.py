@@ -1,8 +1,8 @@
 """Receive the answer to `COPY ... TO STDOUT` in buffers of complete lines.
 
-libpq returns one line at a time. Making a Python object of each takes more than twice as long as libpq's own
-work, so a kernel calls libpq (`libpq_lines`), and only the buffers are Python objects. libpq still does
-everything else, from TLS to error handling.
+libpq returns one line at a time. Making a Python object of each takes more than twice as long as
+libpq's own work, so a kernel calls libpq (`libpq_lines`), and only the buffers are Python objects.
+libpq still does everything else, from TLS to error handling.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import (
 )
 
 BUFFER_BYTES = 1 << 20
-"""A buffer ends with the line with which it reaches this size. While it is decoded, the server fills the
-socket's buffers, which are seldom larger."""
+"""A buffer ends with the line with which it reaches this size.
+
+While it is decoded, the server fills the socket's buffers, which are seldom larger.
+"""
 
 _ROOM = 64 << 10
 """Additional room for that last line; a longer line gets a larger buffer."""

@@ -6,8 +6,8 @@ Manual, command COPY, section "Text Format"::
     value     \N for null, or the type's text as SELECT shows it, in which a backslash,
               and the six control characters below, are escaped: \\ \b \f \n \r \t \v
 
-The output for a row is that of an Insert message (drawn in `decode.pgoutput`): `N`, then the tuple. So
-the kernels that write the log's rows also write selected rows.
+The output for a row is that of an Insert message (drawn in `decode.pgoutput`): `N`, then the tuple.
+So the kernels that write the log's rows also write selected rows.
 """
 
 # ruff: noqa: C901 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -43,7 +43,8 @@ _MEANS_ITSELF[[_TAB, _NEWLINE, BACKSLASH]] = False
 def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs) -> int:
     """Write one tuple for each line; return their number, or `INVALID`.
 
-    `fields[row, column]` receives start and end of a value's text in `out`, `ends[row]` the end of the tuple.
+    `fields[row, column]` receives start and end of a value's text in `out`, `ends[row]` the end of
+    the tuple.
     """
     out_at, row, at = 0, 0, 0
     if source.size > 0 and source[source.size - 1] != _NEWLINE:

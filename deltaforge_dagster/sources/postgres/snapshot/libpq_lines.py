@@ -6,8 +6,8 @@ Manual of libpq, "Functions Associated with the COPY Command"::
         returns the size of the line to which `buffer` then points, to be freed with PQfreemem; 0 if
         none has arrived (with async it does not wait); -1 if there are no more; -2 for an error
 
-The functions must be those of the libpq that psycopg is linked with, because another copy of libpq cannot use
-its connections. They are looked up through psycopg's extension module.
+The functions must be those of the libpq that psycopg is linked with, because another copy of libpq
+cannot use its connections. They are looked up through psycopg's extension module.
 """
 
 # ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
@@ -28,8 +28,9 @@ from numba.extending import intrinsic
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 
 BUFFER_IS_FULL, LINE_IS_LONGER, NONE_YET, NO_MORE, FAILED = 2, 1, 0, -1, -2
-"""Why `take_lines` stopped: the buffer has reached its size; the next line does not fit into the buffer; and
-PQgetCopyData's codes: no line has arrived, no more lines, error."""
+"""Why `take_lines` stopped: the buffer has reached its size; the next line does not fit into the
+buffer; and PQgetCopyData's codes: no line has arrived, no more lines, error.
+"""
 
 LINE, LINE_SIZE = range(2)
 """Fields of `held`: address and size of a line that libpq returned but that did not fit; size 0 if there is none."""
@@ -121,7 +122,8 @@ def take_lines(
         enough: The size at which to stop.
 
     Returns:
-        The number of bytes in the buffer, and why it stopped. After `LINE_IS_LONGER`, call again with a larger
+        The number of bytes in the buffer, and why it stopped. After `LINE_IS_LONGER`, call again
+        with a larger
         buffer.
     """
     while at < enough:

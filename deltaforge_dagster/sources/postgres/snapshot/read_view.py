@@ -1,9 +1,10 @@
 """Read views of PostgreSQL: which transactions a read of a table could see, and which it must see (`Watermark`).
 
-A snapshot is `xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information Functions"). A committed transaction
-is visible if its xid is below `xmax` and not in `xip`, wherever its commit is in the log: the log contains a commit
-before other sessions can see it, long before if a synchronous standby does not answer. The xids in the log and in
-`xip` are those of top-level transactions; in the log they have 32 bits, in the snapshot 64.
+A snapshot is `xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information Functions"). A
+committed transaction is visible if its xid is below `xmax` and not in `xip`, wherever its commit is
+in the log: the log contains a commit before other sessions can see it, long before if a synchronous
+standby does not answer. The xids in the log and in `xip` are those of top-level transactions; in
+the log they have 32 bits, in the snapshot 64.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class XidReadView:
     """The read view of a PostgreSQL snapshot.
 
     Attributes:
-        xmax: The first xid (64 bits) after the last transaction that had ended; from there on, none is visible.
+        xmax: The first xid (64 bits) after the last transaction that had ended; from there on, none
+            is visible.
         running: The xids below `xmax` of transactions that had not ended.
         since: A position: every transaction that is not visible was committed after it.
     """
@@ -89,9 +91,10 @@ class XidReadView:
 class Watermark:
     """What each read of a snapshot must see: the end of the log at some time, and the transactions open right after.
 
-    A read that sees all these transactions sees everything that was committed up to `lsn`, including commits that
-    were in the log but not visible yet. The open transactions are taken from their locks, because
-    PostgreSQL's snapshot does not list those that began after the last one that has ended.
+    A read that sees all these transactions sees everything that was committed up to `lsn`,
+    including commits that were in the log but not visible yet. The open transactions are taken from
+    their locks, because PostgreSQL's snapshot does not list those that began after the last one
+    that has ended.
 
     Attributes:
         lsn: The end of the log.

@@ -1,11 +1,12 @@
 """Snapshots of PostgreSQL's tables, chunk by chunk.
 
-A chunk is read by `COPY (SELECT ...) TO STDOUT` in a separate transaction, REPEATABLE READ. Its first
-statement locks the table against being altered, as every SELECT does, before the transaction's snapshot is taken:
-if the table were rewritten in between, the snapshot would see no rows.
+A chunk is read by `COPY (SELECT ...) TO STDOUT` in a separate transaction, REPEATABLE READ. Its
+first statement locks the table against being altered, as every SELECT does, before the
+transaction's snapshot is taken: if the table were rewritten in between, the snapshot would see no
+rows.
 
-The rows are those that the stream would send: with the publication's column list and row filter, and with
-the same conversion of values.
+The rows are those that the stream would send: with the publication's column list and row filter,
+and with the same conversion of values.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ _SAMPLE_SECONDS = 5.0
 _SAMPLES = 20
 
 _BLOCK_HEADERS = (24, 40)
-"""Sizes of the page headers of the log. An LSN right after a header means the end of the page before."""
+"""Sizes of the page headers of the log.
+
+An LSN right after a header means the end of the page before.
+"""
 
 _ROW_FILTER_VERSION = 150000
 
@@ -87,8 +91,8 @@ class PostgresSnapshots:
     def watermark(self) -> str:
         """Return a watermark with the transactions that are open now.
 
-        Before that, tables that match are added to the publication, if we created it, so that all changes of
-        transactions that begin later are sent.
+        Before that, tables that match are added to the publication, if we created it, so that all
+        changes of transactions that begin later are sent.
         """
         with self.server.query(_QUESTION_SECONDS) as connection:
             publications.extend(connection, self.server, self.publication, self.patterns)
@@ -100,8 +104,8 @@ class PostgresSnapshots:
         """Yield the chunks of captured tables, table after table; see `Snapshots.plan`.
 
         Raises:
-            SourceMisconfigured: There is no such table, the stream does not capture it, or `where` is
-                not a valid condition.
+            SourceMisconfigured: There is no such table, the stream does not capture it, or `where`
+                is not a valid condition.
             PermissionMissing: The message names the grant.
         """
         for table in self._tables(tables):
@@ -110,7 +114,8 @@ class PostgresSnapshots:
                 version = connection.info.server_version
                 sent = identity.sent_schema(connection, table, self.publication, version)
                 if set(target.key) != set(sent.primary_key):
-                    # The stream's key differs, so it does not show when a row's primary key changes.
+                    # The stream's key differs, so it does not show when a row's primary key
+                    # changes.
                     target = replace(target, key=())
                 elif self.rules.hides(sent, target.key):
                     # Bounds by key are stored with the chunks, and would show hidden values.
@@ -130,7 +135,8 @@ class PostgresSnapshots:
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by time
         """Check slot and publication, and whether the slot may retain enough log.
 
-        The estimate is that twice the tables' size is written to the log while the snapshot is read.
+        The estimate is that twice the tables' size is written to the log while the snapshot is
+        read.
         """
         chosen = self._tables(tables)
         findings: list[Finding] = []
@@ -284,8 +290,8 @@ class PostgresReader:
     ) -> tuple[XidReadView, LsnPosition, int]:
         """Begin a transaction that sees all transactions that were open at the watermark.
 
-        Returns its read view, a position before which the log has everything that it sees, and the time in
-        microseconds since 1970.
+        Returns its read view, a position before which the log has everything that it sees, and the
+        time in microseconds since 1970.
         """
         deadline = time.monotonic() + _OPEN_SECONDS
         while True:

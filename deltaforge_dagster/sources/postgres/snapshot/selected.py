@@ -47,7 +47,8 @@ class PostgresSelectedRows:
     """Writes row images and keys of one table's rows, byte-identical to those from the log.
 
     The rows must come from a session with our settings (`connection.server.SETTINGS`), and from
-    `COPY ... TO STDOUT`, which uses every type's output function as the log does; a cast to text may differ.
+    `COPY ... TO STDOUT`, which uses every type's output function as the log does; a cast to text
+    may differ.
 
     Args:
         columns: Names and types of the selected columns, in their order.
@@ -66,7 +67,8 @@ class PostgresSelectedRows:
 
         Raises:
             CorruptLog: The text does not follow COPY's format, or a value does not match its type.
-            UnsupportedEvent: A JSON document is nested too deeply, or the rows together exceed 2 GiB as JSON.
+            UnsupportedEvent: A JSON document is nested too deeply, or the rows together exceed 2
+                GiB as JSON.
         """
         source, _, ends = read_copied(copied, len(self._columns))
         count = len(ends)

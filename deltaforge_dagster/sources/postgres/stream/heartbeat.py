@@ -1,8 +1,8 @@
 """Heartbeats: small messages that we write to the log, so that the slot moves in an idle database.
 
-All databases of a server share one log. While others write much and ours writes nothing, the slot moves
-only with the server's keepalives, which may come late. A heartbeat is a transaction in our database that the
-slot decodes, so its commit can be confirmed as soon as it has arrived.
+All databases of a server share one log. While others write much and ours writes nothing, the slot
+moves only with the server's keepalives, which may come late. A heartbeat is a transaction in our
+database that the slot decodes, so its commit can be confirmed as soon as it has arrived.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The publication, which selects the tables whose changes the server sends.
 
-A missing publication is created with the tables that match the pipeline's patterns. This happens before the slot is
-created: the server looks up the publication as of the log position that it decodes, and fails if it did not exist
-then. A comment marks it as ours. Tables that match later are added to it, and captured from then on. A publication
-without that comment belongs to somebody else: it is checked but never changed.
+A missing publication is created with the tables that match the pipeline's patterns. This happens
+before the slot is created: the server looks up the publication as of the log position that it
+decodes, and fails if it did not exist then. A comment marks it as ours. Tables that match later are
+added to it, and captured from then on. A publication without that comment belongs to somebody else:
+it is checked but never changed.
 
-A table without a replica identity is never added to our publication, because PostgreSQL would then refuse its
-UPDATEs and DELETEs. It is not captured, and reported; the other tables are captured.
+A table without a replica identity is never added to our publication, because PostgreSQL would then
+refuse its UPDATEs and DELETEs. It is not captured, and reported; the other tables are captured.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Coverage:
         unpublished: Tables that it could send, but does not.
         bare: Tables without a replica identity that it does not send.
         refused: Tables without a replica identity that it sends: their UPDATEs or DELETEs fail.
-        silent: Kinds of statements that it does not send (`insert`, `update`, `delete`, `truncate`).
+        silent: Kinds of statements that it does not send (`insert`, `update`, `delete`,
+            `truncate`).
     """
 
     ours: bool
@@ -96,7 +98,8 @@ def create(
 
     Raises:
         SourceMisconfigured: There is no such table, or a table that is named does not exist.
-        PermissionMissing: The role may not create it; the message has the statement for an owner of the tables.
+        PermissionMissing: The role may not create it; the message has the statement for an owner of
+            the tables.
         SourceUnavailable: A table is locked by another session; try again.
     """
     tables = catalog.captured(_existing(connection, server, patterns), patterns)
@@ -161,8 +164,8 @@ def extend(
 ) -> None:
     """Add tables that match and are not sent yet to the publication, if we created it.
 
-    Their changes are captured from then on, even by a running reader. If they cannot be added now (a
-    table is locked, or belongs to another role), that is logged; the next call tries again.
+    Their changes are captured from then on, even by a running reader. If they cannot be added now
+    (a table is locked, or belongs to another role), that is logged; the next call tries again.
     """
     lacks = coverage(connection, name, patterns)
     if lacks is None or not lacks.ours or not lacks.unpublished:
@@ -190,12 +193,13 @@ def check(
 ) -> None:
     """Check that the publication sends the tables that the patterns match.
 
-    A missing table that is named without wildcards is an error. One that only matches a wildcard may have been
-    created later: that is logged, and does not stop capture of the others.
+    A missing table that is named without wildcards is an error. One that only matches a wildcard
+    may have been created later: that is logged, and does not stop capture of the others.
 
     Raises:
         PositionLost: The publication does not exist.
-        SourceMisconfigured: A named table does not exist or is not sent; the message has the remedy.
+        SourceMisconfigured: A named table does not exist or is not sent; the message has the
+            remedy.
     """
     lacks = coverage(connection, name, patterns)
     if lacks is None:
@@ -387,6 +391,7 @@ def _creating(name: str, tables: Sequence[catalog.PublishableTable], version: in
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )
     if version >= _VIA_ROOT_VERSION:
-        # Rows of a partition are sent under the name of the partitioned table that the patterns match.
+        # Rows of a partition are sent under the name of the partitioned table that the patterns
+        # match.
         statement += sql.SQL(" WITH (publish_via_partition_root = true)")
     return statement

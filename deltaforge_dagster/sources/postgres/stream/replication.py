@@ -5,10 +5,10 @@ Protocol"). Ours are Standby status updates, 39 bytes with header::
 
     'd' length  'r'  Int64 received  Int64 flushed  Int64 applied  Int64 clock  Byte1 reply-wanted
 
-A separate thread sends one every second, so that the server does not consider us dead
-while the reader's consumer is busy. `received` is the position up to which the stream was decoded.
-`flushed` is the position up to which the server may discard its log: the last one given to `confirm`,
-once the stream has reached it.
+A separate thread sends one every second, so that the server does not consider us dead while the
+reader's consumer is busy. `received` is the position up to which the stream was decoded. `flushed`
+is the position up to which the server may discard its log: the last one given to `confirm`, once
+the stream has reached it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from deltaforge_dagster.sources.stream.socket import StreamSocket
 
 STATUS_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
-"""A server that is silent for this long, although asked for a reply half-way, is considered dead. The server is told to
-do the same with us (`wal_sender_timeout`)."""
+"""A server that is silent for this long, although asked for a reply half-way, is considered dead.
+
+The server is told to do the same with us (`wal_sender_timeout`).
+"""
 
 _STATUS = struct.Struct("!cicqqqqb")
 _EPOCH_2000 = 946_684_800
@@ -44,9 +46,9 @@ def start_command(
     """Return the `START_REPLICATION` command (manual: "Logical Streaming Replication Parameters").
 
     Version 1 of the protocol sends each transaction complete at its commit, in commit order, and
-    prepared ones at COMMIT PREPARED. Later versions send parts of open transactions, interleaved, and
-    prepared ones early. We would have to keep all of that until the commit, which the server does
-    as well.
+    prepared ones at COMMIT PREPARED. Later versions send parts of open transactions, interleaved,
+    and prepared ones early. We would have to keep all of that until the commit, which the server
+    does as well.
     """
     names = sql.Literal(sql.Identifier(config.publication).as_string(connection))
     messages = ", messages 'true'" if version >= MESSAGES_VERSION else ""
@@ -125,7 +127,10 @@ class ReplicationStream:
         self._confirmed = max(self._confirmed, lsn)
 
     def send_status(self, *, answer_requested: bool = False) -> None:
-        """Send a status message now. If the connection is broken, only `receive` raises an error."""
+        """Send a status message now.
+
+        If the connection is broken, only `receive` raises an error.
+        """
         clock = int((time.time() - _EPOCH_2000) * 1_000_000)
         with self._status_lock:  # so that status messages are sent in order
             confirmed = self._confirmed if self._confirmed <= self._received else 0  # 0: unknown

@@ -43,7 +43,8 @@ def create_patiently(
         name: Name of the slot.
         failover: Whether to create it as a failover slot.
         version: The server's `server_version_num`.
-        waits: Called every half second with what the server waits for; may raise an error to give up.
+        waits: Called every half second with what the server waits for; may raise an error to give
+            up.
 
     Raises:
         StartDelayed: It took longer than ten minutes.

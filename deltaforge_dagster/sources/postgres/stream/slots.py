@@ -1,9 +1,9 @@
 """The replication slot, by which the server retains its log from a position on.
 
-It is created if missing (`slot_creation`, if that takes time). `deltaforge recover` and `deltaforge checkpoint reset --all`
-drop it if nothing can be read from it any more, `deltaforge remove` in any case, and only confirmed positions move it. A
-slot that has moved past the position to read from no longer has the changes between, and
-reading on would silently lose them.
+It is created if missing (`slot_creation`, if that takes time). `deltaforge recover` and `deltaforge
+checkpoint reset --all` drop it if nothing can be read from it any more, `deltaforge remove` in any
+case, and only confirmed positions move it. A slot that has moved past the position to read from no
+longer has the changes between, and reading on would silently lose them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def create(
 ) -> None:
     """Create the slot; the server first waits for the transactions that are open now.
 
-    With `failover`, the server's replicas keep a copy of it (manual: "Logical Replication Failover").
+    With `failover`, the server's replicas keep a copy of it (manual: "Logical Replication
+    Failover").
 
     Raises:
         StartDelayed: Open transactions did not end in time; the message names the oldest.
@@ -245,7 +246,8 @@ def check_start(
     """Check that reading from `start` yields every change after it.
 
     Raises:
-        PositionLost: The slot was confirmed beyond `start`, or the log ends (at `flushed`) before `start`.
+        PositionLost: The slot was confirmed beyond `start`, or the log ends (at `flushed`) before
+            `start`.
     """
     if start > flushed:
         raise lost(
@@ -267,15 +269,18 @@ def check_start(
 def claim(connection: psycopg.Connection, server: PostgresSourceServer, name: str) -> None:
     """Wait until no other process reads the slot; end a reader of the same pipeline if necessary.
 
-    After a killed run, the server may not have noticed yet that the reader is gone. A reader of the same
-    pipeline that still exists after five seconds is terminated: the caller holds the pipeline's lease.
+    After a killed run, the server may not have noticed yet that the reader is gone. A reader of the
+    same pipeline that still exists after five seconds is terminated: the caller holds the
+    pipeline's lease.
 
-    One `pg_terminate_backend` is not enough if the reader's process is frozen and the connection's buffers
-    are full. Its walsender then tries to send the reason, and waits without a limit for room to do
-    so: `wal_sender_timeout` no longer applies. Only a second request makes it end at once.
+    One `pg_terminate_backend` is not enough if the reader's process is frozen and the connection's
+    buffers are full. Its walsender then tries to send the reason, and waits without a limit for
+    room to do so: `wal_sender_timeout` no longer applies. Only a second request makes it end at
+    once.
 
     Raises:
-        SourceUnavailable: Another pipeline or program reads the slot, or our role may not end the reader.
+        SourceUnavailable: Another pipeline or program reads the slot, or our role may not end the
+            reader.
     """
     pid = _wait(connection, name, _WAIT_SECONDS)
     deadline = time.monotonic() + _END_SECONDS
@@ -303,9 +308,9 @@ def has_changes(
 ) -> bool:
     """Return whether the slot has a change that was committed after `after`, of a table not in `foreign`.
 
-    This peeks into the slot (manual: "Logical Decoding Functions"), which decodes from the slot's position on.
-    A transaction counts if it has anything besides Begin and Commit (servers before 15 send empty
-    transactions), Relation, Type or Origin messages, rows of a foreign table, and our
+    This peeks into the slot (manual: "Logical Decoding Functions"), which decodes from the slot's
+    position on. A transaction counts if it has anything besides Begin and Commit (servers before 15
+    send empty transactions), Relation, Type or Origin messages, rows of a foreign table, and our
     own heartbeats. A non-transactional logical message (flags 0) counts by itself.
 
     Args:

@@ -1,8 +1,9 @@
 """Databases in files, read with Python's `sqlite3` or with Turso's own engine.
 
-A file is never created: a missing file is a `SourceUnavailable`, like a server that does not answer. SQLite's locks let
-other connections read and, in WAL mode, write at the same time. Turso locks a file while it is open, so a session
-waits until no other process has it open, and no other process can open it before the session ends.
+A file is never created: a missing file is a `SourceUnavailable`, like a server that does not
+answer. SQLite's locks let other connections read and, in WAL mode, write at the same time. Turso
+locks a file while it is open, so a session waits until no other process has it open, and no other
+process can open it before the session ends.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Databases on servers: Hrana over HTTP, which libSQL's server (`sqld`) and Turso's cloud speak.
 
-Specification: github.com/tursodatabase/libsql, "The Hrana protocol specification (version 2)", "Hrana over
-HTTP". Statements of one transaction are requests to `POST /v2/pipeline` that carry the *baton* of the
-previous answer, and go to the `base_url` in it. Integers are sent as text, blobs as Base64::
+Specification: github.com/tursodatabase/libsql, "The Hrana protocol specification (version 2)",
+"Hrana over HTTP". Statements of one transaction are requests to `POST /v2/pipeline` that carry the
+*baton* of the previous answer, and go to the `base_url` in it. Integers are sent as text, blobs as
+Base64::
 
     {"baton": null, "requests": [{"type": "execute", "stmt": {"sql": "...", "args": [...]}}, ...]}
-    {"baton": "...", "base_url": null, "results": [{"type": "ok", "response": {"result": {"rows": ...}}}]}
+    {"baton": "...", "base_url": null, "results": [{"type": "ok", "response": {"result": {"rows":
+    ...}}}]}
 """
 
 from __future__ import annotations
@@ -114,7 +116,8 @@ class HranaDatabase:
             return AuthFailed(f"{text} (source.config.auth_token)")
         if answer.status_code in {408, 429} or answer.status_code >= 500:
             return SourceUnavailable(text)
-        # 400 may mean that the baton has expired: the transaction is lost, but a new one may succeed.
+        # 400 may mean that the baton has expired: the transaction is lost, but a new one may
+        # succeed.
         return (
             SourceUnavailable(text)
             if answer.status_code == httpx.codes.BAD_REQUEST

@@ -1,7 +1,7 @@
 """SQLite's record format, in which Turso's change table has rows before and after a change.
 
-"Database File Format" of sqlite.org, section 2.1: a header, its size and one serial type per column as
-varints, then the values one after another, big-endian::
+"Database File Format" of sqlite.org, section 2.1: a header, its size and one serial type per column
+as varints, then the values one after another, big-endian::
 
     0 NULL   1..6 integers of 1, 2, 3, 4, 6, 8 bytes   7 IEEE 754 of 8 bytes   8, 9 the integers 0, 1
     even from 12: blob of (n - 12) / 2 bytes   odd from 13: text of (n - 13) / 2 bytes

@@ -1,8 +1,8 @@
 """Values and rows of SQLite as JSON text, for all modes and snapshots.
 
-INTEGER and REAL are numbers, TEXT a string, NULL null, a BLOB `{"_base64":"..."}`, as is TEXT that is not
-UTF-8; infinite numbers, which JSON lacks, are the strings `Infinity` and `-Infinity`. `-0.0` becomes `0.0`, as
-in every text form of SQLite; the two are equal, even as keys.
+INTEGER and REAL are numbers, TEXT a string, NULL null, a BLOB `{"_base64":"..."}`, as is TEXT that
+is not UTF-8; infinite numbers, which JSON lacks, are the strings `Infinity` and `-Infinity`. `-0.0`
+becomes `0.0`, as in every text form of SQLite; the two are equal, even as keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Choose the mode in which changes are found, and the database engine for it.
 
-Only Turso writes `turso_cdc`, so mode `native` reads a file with Turso's engine; the other modes read it
-with SQLite, which can share the file with the application. On a server, all modes use the same connection.
+Only Turso writes `turso_cdc`, so mode `native` reads a file with Turso's engine; the other modes
+read it with SQLite, which can share the file with the application. On a server, all modes use the
+same connection.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ table_name     the table, `sqlite_schema` for definitions
 before, after  the row as a record (`records`), null if the connection does not capture it
 =============  =============================================================================
 
-Its numbers start again at 1 after every row was deleted, so a position is recognized by number and time of its
-row. That row, and all after it, must not be deleted; older ones may. Only one connection writes at a time,
-so the changes of a transaction are consecutive, and a session sees complete transactions only. The older
-form of the table does not say where transactions end: there each change is a transaction of its own.
+Its numbers start again at 1 after every row was deleted, so a position is recognized by number and
+time of its row. That row, and all after it, must not be deleted; older ones may. Only one
+connection writes at a time, so the changes of a transaction are consecutive, and a session sees
+complete transactions only. The older form of the table does not say where transactions end: there
+each change is a transaction of its own.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters
@@ -138,7 +139,8 @@ class NativeLog:
 
         Args:
             data: `HeldEvent.data`.
-            create_table: The table's definition at that time, as given by the user; None to use the stored one.
+            create_table: The table's definition at that time, as given by the user; None to use the
+                stored one.
 
         Raises:
             UnsupportedEvent: The change still cannot be decoded.
@@ -286,7 +288,8 @@ class _Open:
 class NativeReading:
     """A reading of the change table, in windows: each ends where the table ended when the window began.
 
-    The definitions of tables at a window's beginning are determined before the window is read (`schema.history`).
+    The definitions of tables at a window's beginning are determined before the window is read
+    (`schema.history`).
     """
 
     log: NativeLog

@@ -1,8 +1,8 @@
 """Mode `polling`: finds new rows by rowid. It sees inserts, but neither updates nor deletes.
 
-A row is new if its rowid is larger than every one seen before. So applications must not insert smaller rowids
-explicitly, and the rowid of a deleted last row must not be reused (AUTOINCREMENT prevents
-that). The event has the row's values at the time of reading.
+A row is new if its rowid is larger than every one seen before. So applications must not insert
+smaller rowids explicitly, and the rowid of a deleted last row must not be reused (AUTOINCREMENT
+prevents that). The event has the row's values at the time of reading.
 """
 
 # ruff: noqa: S608 - names in statements are quoted, values are parameters

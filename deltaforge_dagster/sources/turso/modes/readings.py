@@ -1,7 +1,7 @@
 """The interfaces of the three modes: a log of changes, and a reading of it, step by step.
 
-`NativeReading`, `TriggerReading` and `PollingReading` keep their position. A step reads everything that it needs
-in one session; batches are made afterwards, when the database is unlocked again.
+`NativeReading`, `TriggerReading` and `PollingReading` keep their position. A step reads everything
+that it needs in one session; batches are made afterwards, when the database is unlocked again.
 """
 
 from __future__ import annotations

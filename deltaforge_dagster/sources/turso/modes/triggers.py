@@ -9,12 +9,13 @@ old_data          the old row
 created_at        milliseconds since 1970
 ================  ===========================================================================
 
-Tables and triggers that the original DeltaForge created work as well; ours differ in the format of values. A BLOB, for
-which `json_object` would make the application's statement fail, is `{"_df_hex":"..."}`. A REAL has all of
-its digits; a very large or small one is `{"_df_real":[m,e]}`, which means m times 2 to the power of e (`_real`).
+Tables and triggers that the original DeltaForge created work as well; ours differ in the format of
+values. A BLOB, for which `json_object` would make the application's statement fail, is
+`{"_df_hex":"..."}`. A REAL has all of its digits; a very large or small one is
+`{"_df_real":[m,e]}`, which means m times 2 to the power of e (`_real`).
 
-Changes that every sink has are deleted. The table does not say where transactions end, so each change is a
-transaction of its own.
+Changes that every sink has are deleted. The table does not say where transactions end, so each
+change is a transaction of its own.
 
 Dropping a table drops its triggers, and nothing is logged until they are created again. So
 `_df_cdc_tables` has a row for each table for which we created triggers, with a new `identity` each
@@ -132,12 +133,12 @@ def _image(which: str, table: Definition) -> str:
 def _real(value: str) -> str:
     """Return an SQL expression that converts a REAL to JSON without losing a bit.
 
-    SQLite's `printf` is not exact for all numbers. Measured with random numbers: with SQLite 3.40.1, 17 digits were
-    wrong for 0.03 % of numbers above 1e100 and 1 % of those above 1e200, 20 digits never; with SQLite 3.51.1 and
-    Turso's engine, both 17 and 20 digits were wrong for a third of those above 1e100, half of
-    those above 1e220, and a sixth of those below 1e-80. So very large and small numbers are scaled towards 1 by a
-    power of two, which is exact (unlike by a literal such as 1e150), and written with 20 digits, which were always
-    exact there.
+    SQLite's `printf` is not exact for all numbers. Measured with random numbers: with SQLite
+    3.40.1, 17 digits were wrong for 0.03 % of numbers above 1e100 and 1 % of those above 1e200, 20
+    digits never; with SQLite 3.51.1 and Turso's engine, both 17 and 20 digits were wrong for a
+    third of those above 1e100, half of those above 1e220, and a sixth of those below 1e-80. So very
+    large and small numbers are scaled towards 1 by a power of two, which is exact (unlike by a
+    literal such as 1e150), and written with 20 digits, which were always exact there.
     """
 
     def scaled(operator: str, steps: int) -> str:
@@ -276,8 +277,8 @@ class TriggerLog:
         """Return the position of the newest change that was ever written, even if it was deleted.
 
         Raises:
-            SourceMisconfigured: The change table does not exist, or is not AUTOINCREMENT, so that numbers may be
-                reused.
+            SourceMisconfigured: The change table does not exist, or is not AUTOINCREMENT, so that
+                numbers may be reused.
         """
         sql = statements(session).get(TABLE)
         if sql is None:

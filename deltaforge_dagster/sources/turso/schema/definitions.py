@@ -1,7 +1,7 @@
 """Definitions of tables, from their `CREATE TABLE` statements, as SQLite itself interprets them.
 
-The statement of every table is in `sqlite_schema`, and in Turso's change table
-whenever it changes. It is run in an empty in-memory database, which is then queried for the columns.
+The statement of every table is in `sqlite_schema`, and in Turso's change table whenever it changes.
+It is run in an empty in-memory database, which is then queried for the columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Definition:
     Attributes:
         sql: The statement.
         table: Its columns and key, as events have them.
-        reals: For each column, whether it has REAL affinity, so that integers in it are REAL values.
+        reals: For each column, whether it has REAL affinity, so that integers in it are REAL
+            values.
         rowid: The column that is an alias of the rowid; None if there is none.
         has_rowid: Whether the table has rowids (is not WITHOUT ROWID).
         nullable_key: Whether key columns may be NULL.
