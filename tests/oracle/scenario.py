@@ -129,6 +129,11 @@ class Transaction:
         rows = any(one.startswith(("INSERT", "UPDATE", "DELETE")) for one in texts)
         return rows and bool(dropped & added)
 
+    @property
+    def indexes_expression(self) -> bool:
+        """Whether it adds an index of an expression, whose column MySQL 8.0.15 has in its log and nowhere else."""
+        return any(re.search(r" ADD INDEX \w+ \(\(", one.sql) for one in self.statements)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
