@@ -8,6 +8,7 @@ number of processes may start at the same time, and a crash leaves the old versi
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 from alembic import command
@@ -40,13 +41,23 @@ def migrate(database: Database) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         version = _version(connection)
         if version is not None and version not in _known_versions():
-            raise SettingsError(
-                f"state store {database.where}: its tables are of version {version}, which this "
-                "release does not know; a newer release has upgraded them, so install that one"
-            )
+            raise SettingsError(f"state store {database.where}: {_unknown(version)}")
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _unknown(version: str) -> str:
+    """Return what to do about tables of a version that this code does not know."""
+    if re.fullmatch(r"\d{4}", version):
+        return (
+            f"its tables are of development version {version}, from before release 0.1.0, and cannot"
+            " be upgraded; use a new store, in which pipelines begin again"
+        )
+    return (
+        f"its tables are of version {version}, which this release does not know; a newer release"
+        " has upgraded them, so install that one"
+    )
 
 
 def _config() -> Config:
