@@ -1,4 +1,4 @@
-"""What the first version wrote, today's reads: its state, its journal, and what it still owes a sink."""
+"""What release 0.1.0 wrote, this code reads: its state, its journal, and what it still owes a sink."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Watcher
 
-WRITTEN = Path(__file__).parents[1] / "fixtures" / "first_version"
+WRITTEN = Path(__file__).parents[1] / "fixtures" / "release_0_1_0"
 
 
 @pytest.mark.spark
 @pytest.mark.redis
-def test_the_first_version_s_installation_goes_on(
+def test_the_installation_of_a_release_goes_on(
     redis_server: RedisServer,
     redis_client: object,
     spark_server: SparkAddress,
