@@ -44,10 +44,13 @@ from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceN
 logger = logging.getLogger(__name__)
 
 WORTH_BYTES = 128 << 20
-"""Least unread log, in bytes, that is worth reading in parallel; less is read before tasks have started."""
+"""Least unread log, in bytes, that is worth reading in parallel.
+
+Less is read before tasks have started.
+"""
 
 LOOK_BYTES = 64 << 20
-"""Bytes of log that the run's own reader reads between two checks whether to read the rest in parallel."""
+"""Bytes that the run's own reader reads between two checks whether to read on in parallel."""
 
 _LARGEST = 256 << 20  # bytes of log in one section
 _MOST = 64  # tasks at a time
@@ -61,7 +64,13 @@ _REPORT = "written string, problem string"
 
 @dataclass(slots=True)
 class _Pace:
-    """How much log was read most recently, in bytes, and what it became: changes, and bytes of Arrow memory."""
+    """How much log was read most recently, and what it became.
+
+    Attributes:
+        log_bytes: Bytes of log.
+        rows: Changes.
+        bytes: Bytes of Arrow memory.
+    """
 
     log_bytes: int = 0
     rows: int = 0
@@ -110,7 +119,10 @@ class Backlog:
         self._read.log_bytes += log_bytes
 
     def sealed(self, rows: int, size: int, *, awaited: bool) -> None:
-        """Count a segment that the run's own reader has written; `awaited` says whether a sink waited for it."""
+        """Count a segment that the run's own reader has written.
+
+        `awaited` says whether a sink waited for it.
+        """
         self._read.rows += rows
         self._read.bytes += size
         self._sealed += 1
@@ -138,7 +150,10 @@ class Backlog:
         return useful
 
     def warm_up(self, source: SectionedSource) -> Future[int]:
-        """Start loading code and kernels in Spark's workers; the result is how many tasks run at a time."""
+        """Start loading code and kernels in Spark's workers.
+
+        The future's result is how many tasks run at a time.
+        """
         self._warming = self._pool.submit(self._warm, source)
         return self._warming
 
@@ -227,7 +242,10 @@ class Backlog:
         return min(tasks.num_rows, _MOST)
 
     def _width(self) -> int:
-        """Return how many log sections are submitted at a time: one more than cores, so that none is idle."""
+        """Return how many log sections are submitted at a time.
+
+        It is one more than the cores, so that none is idle; 0 if the workers could not load.
+        """
         assert self._warming is not None
         try:
             return self._warming.result() + 1

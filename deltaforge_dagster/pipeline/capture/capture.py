@@ -300,7 +300,10 @@ class Capture:
             source.close()
 
     def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
-        """Cut one stream into segments; return the position where it stopped, for a backlog or on request."""
+        """Cut one stream into segments; return the position where it stopped.
+
+        It stops for a backlog, or on request.
+        """
         cutter = SegmentCutter(
             self._limits,
             self._open_writer,
@@ -368,7 +371,7 @@ class Capture:
         return batch.end is not None and self._backlog.due(source, batch.end)
 
     def _read_backlog(self, source: Source, start: Position) -> Position:
-        """Capture a backlog with several readers; return the position where a single one must continue."""
+        """Capture a backlog with several readers; return where a single one must continue."""
         assert self._backlog is not None
         assert isinstance(source, SectionedSource)
         return self._backlog.read(

@@ -8,9 +8,9 @@ acknowledgement and the checkpoint after it. Its size:
 most sinks              the encoded batches as they are
 a sink that takes parts 100,000 messages or 64 MiB: a Kafka commit takes two round trips, 9 ms,
                         during which nothing is sent (`sinks.base.Sink.takes_parts`)
-`spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a batch
-                        ends only where a source transaction ends, so that a transaction larger
-                        than the limits makes a larger batch
+`spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a
+                        batch ends only where a source transaction ends, so that a transaction
+                        larger than the limits makes a larger batch
 `checkpoint.after` too  at most this many messages
 ======================  ====================================================================
 
@@ -194,7 +194,10 @@ class _Waiting:
         return 1 + np.flatnonzero(passed[0] != passed[1])
 
     def _parts_of(self, begin: int, stop: int) -> list[pa.RecordBatch]:
-        """Return the messages `begin` to `stop` as they came; as a single part, if they shall be joined."""
+        """Return the messages `begin` to `stop` as they came.
+
+        If they shall be joined, they are a single part.
+        """
         table = pa.Table.from_batches(self._parts).slice(begin, stop - begin)
         return (table.combine_chunks() if self._limits.joined else table).to_batches()
 
@@ -207,7 +210,10 @@ class _Waiting:
 
 
 def _choose(ends: _Numbers, begin: int, fit: int, rows: int) -> int:
-    """Return the last possible end up to `fit`; the next one if a single change or transaction is larger."""
+    """Return the last possible end up to `fit`.
+
+    If a single change or transaction is larger, return the next possible end.
+    """
     if fit >= rows:
         return rows
     after = int(np.searchsorted(ends, begin, "right"))

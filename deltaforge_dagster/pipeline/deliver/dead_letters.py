@@ -1,7 +1,8 @@
-"""Dead letters of one sink: changes that can never be delivered to it as they are, set aside in order.
+"""Dead letters of one sink: changes that can never be delivered to it as they are.
 
-Such a change goes to the queue (`state.dead_letters`), so that later changes can pass. A lost
-connection or wrong credentials never make a change a dead letter. The order of writes:
+They are set aside in order. Such a change goes to the queue (`state.dead_letters`), so that later
+changes can pass. A lost connection or wrong credentials never make a change a dead letter. The
+order of writes:
 
 1. the whole change, a row of the frame, is written to a separate file of the journal (`dead/`), so
    that its segment can be deleted on time, and a change of any size is kept;
@@ -121,7 +122,9 @@ class DeadLetterWriter:
         return self._options.enabled
 
     def poll(self, checkpoint: CheckpointRow) -> None:
-        """Read the queue again if it has changed: which keys are held, which entries the checkpoint has not passed.
+        """Read the queue again if it has changed.
+
+        The queue says which keys are held, and which entries the checkpoint has not passed.
 
         After its checkpoint was moved back, a sink reaches changes again that are already in the
         queue; they stay there. Only this deliverer adds entries. An entry that is removed elsewhere
@@ -203,7 +206,10 @@ class DeadLetterWriter:
     def _aside(
         self, row: SegmentRow, batch: SinkBatch, refused: Sequence[_Refusal]
     ) -> list[_Refusal]:
-        """Return the changes to set aside now, in order: refused ones, and those that wait behind held keys."""
+        """Return the changes to set aside now, in order.
+
+        They are the refused ones, and those that wait behind held keys.
+        """
         numbers = np.array([refusal.ordinal for refusal in refused], np.int64)
         if self._hold_key and refused:
             for keys, refusal in zip(self._keys(row, numbers), refused, strict=True):
@@ -223,7 +229,10 @@ class DeadLetterWriter:
         return keys_of(self._columns(row, ordinals), range(len(ordinals)))
 
     def _columns(self, row: SegmentRow, ordinals: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return the columns that the keys of some changes are derived from; a batch's file is read once."""
+        """Return the columns that the keys of some changes are derived from.
+
+        The file is read once for a batch.
+        """
         first, last = int(ordinals[0]), int(ordinals[-1])
         if self._read is None or not self._read.covers(row.segment, first, last):
             batches = self._journal.share(

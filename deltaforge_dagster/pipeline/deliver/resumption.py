@@ -1,8 +1,8 @@
-"""Resume a sink after it was opened: `resume` decides where, this module reads what the decision needs and applies it.
+"""Resume a sink after it was opened.
 
-Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle`
-then moves the checkpoint to where the sink really is, at once or when capture has reached that
-place.
+`resume` decides where; this module reads what the decision needs, and applies it. Each deliverer
+has one. `begin` reads the sink's own position after the sink was opened; `settle` then moves the
+checkpoint to where the sink really is, at once or when capture has reached that place.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class Resumption:
         return checkpoint
 
     def skip_segments(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
-        """Move the checkpoint past the segments that a sink without a position of its own has (`CheckpointRow.skip`).
+        """Move the checkpoint past the segments that a sink without its own position has.
+
+        They are those of `CheckpointRow.skip`.
 
         Returns:
             The checkpoint to resume after, None while more must be captured first.
@@ -146,7 +148,9 @@ class Resumption:
         )
 
     def redrive_origin(self, sink: Sink, checkpoint: CheckpointRow, attempt: str) -> Origin:
-        """Return the origin of redelivered dead letters, with which a sink stores its unchanged position.
+        """Return the origin of redelivered dead letters.
+
+        With it, a sink stores its unchanged position.
 
         Args:
             sink: The open sink, for which `settle` has returned a checkpoint.
@@ -187,7 +191,7 @@ class Resumption:
         )
 
     def _event_id(self, row: SegmentRow | None, ordinal: int) -> str:
-        """Return the id of the event at an ordinal; empty if the journal does not have it any more."""
+        """Return the id of the event at an ordinal; empty if the journal no longer has it."""
         if row is None or ordinal < 0:
             return ""
         for batch in self._journal.batches(row, ["ordinal", "event_id"]):
@@ -213,7 +217,10 @@ class Resumption:
         return goal
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
-        """Return an event's ordinal in a segment; a segment that was searched without success is not read again."""
+        """Return an event's ordinal in a segment; None if it is not there.
+
+        A segment that was searched without success is not read again.
+        """
         assert isinstance(segment, SegmentRow)
         if segment.segment_id in self._searched:
             return None
@@ -269,14 +276,20 @@ class Resumption:
 
 
 def _reached(row: PipelineRow) -> str:
-    """Return the captured position, or the start position, which is fixed before anything is delivered."""
+    """Return the captured position, or else the start position.
+
+    The start position is fixed before anything is delivered.
+    """
     position = row.captured_position or row.start_position
     assert position is not None
     return position
 
 
 def _position(sink: Sink, checkpoint: CheckpointRow) -> SinkPosition | None:
-    """Return the sink's own position; one that cannot be parsed is ignored if the checkpoint overrules it."""
+    """Return the sink's own position.
+
+    One that cannot be parsed is ignored if the checkpoint overrules it.
+    """
     try:
         return sink.position()
     except SinkRejected:

@@ -1,4 +1,7 @@
-"""Builds the delivery to a sink that keeps tables: what stages the changes, and what writes them, depends on its kind."""
+"""Builds the delivery to a sink that keeps tables.
+
+What stages the changes, and what writes them, depends on the sink's kind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encode cache: share encoded segments, so that one Spark job serves all sinks that need the same segments.
+"""Encode cache: one Spark job serves all sinks that need the same segments.
 
 A deliverer asks for the row that it needs next and gets an entry that covers it: the segment of the
 row and as many following ones as `deliver.max_bytes` allows, or one part of an unusually large
@@ -112,7 +112,10 @@ class EncodeCache:
             self._release(cached)
 
     def segment_added(self) -> None:
-        """Start encoding what a sending deliverer needs next, if it was not in the journal until now."""
+        """Start encoding what a sending deliverer needs next.
+
+        This matters if the journal did not have it until now.
+        """
         with self._lock:
             addresses = set(self._next.values())
         for address in addresses:
@@ -120,12 +123,15 @@ class EncodeCache:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a sink is being sent the last rows in the journal, and nothing is being encoded that follows them."""
+        """Whether a sink is sent the journal's last rows, and nothing after them is being encoded."""
         with self._lock:
             return any(self._find(address) is None for address in self._next.values())
 
     def close(self) -> None:
-        """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
+        """Delete all files, without waiting for running jobs.
+
+        The files of running jobs are deleted when the jobs end.
+        """
         with self._lock:
             self._closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -163,14 +169,17 @@ class EncodeCache:
             return cached
 
     def _find(self, address: _Place) -> _Entry | None:
-        """Return the entry that covers a row and has not failed, or None; call with the lock held."""
+        """Return the entry that covers a row and has not failed, or None.
+
+        Call this with the lock held.
+        """
         for cached in self._entries:
             if cached.begin <= address < cached.end and not _failed(cached):
                 return cached
         return None
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
-        """Return the segments of one job: as many as fit its bytes, or one that is encoded in parts."""
+        """Return the segments of one job: as many as its bytes allow, or one encoded in parts."""
         rows = self._journal.segments(first=segment, last=self._last, limit=_SEGMENTS_PER_JOB)
         if not rows or rows[0].segment != segment:
             return []

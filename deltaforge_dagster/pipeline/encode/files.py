@@ -66,7 +66,7 @@ _FIELDS: list[pa.Field[Any]] = [
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
 ]
 SLICES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
-"""Columns of a writer's report: those of `BatchSlice`, or the class and text of the error that stopped it."""
+"""Columns of a writer's report: those of `BatchSlice`, or its error's class and text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,9 @@ def _place(path: str) -> tuple[JournalStorage, str]:
 
 
 def new_file(path: str) -> contextlib.AbstractContextManager[io.BufferedIOBase]:
-    """Return a new file for writing, with the mode of encoded files; a remote one appears when it is complete.
+    """Return a new file for writing, with the mode of encoded files.
+
+    A remote file appears when it is complete.
 
     Raises:
         StoreUnavailable: It cannot be written.

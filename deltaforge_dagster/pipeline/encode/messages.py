@@ -1,4 +1,4 @@
-"""Make messages from the change frame: in Spark's tasks, and in the run itself if there are few rows.
+"""Make messages from the change frame: in Spark's tasks, or in the run if there are few rows.
 
 A `MessagePlan` says which columns the messages of a pipeline's sinks need, each distinct one once,
 and makes them from batches of the change frame. It is pickled for Spark: a task reads its share of
@@ -334,7 +334,9 @@ def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a segment that one task encodes: every `of`-th row group, starting with the `part`-th.
+    """The part of a segment that one task encodes.
+
+    It is every `of`-th row group, starting with the `part`-th.
 
     Attributes:
         path: The segment's file, as in its row.

@@ -43,9 +43,9 @@ class EmptyKeys:
             if (route.key.text, path) not in self._told:
                 self._told.add((route.key.text, path))
                 self._warn(
-                    f"sink {sink_id}: ${{{path}}} in the key {route.key.text!r} has no value for some "
-                    "events and is empty text there; ${key.<column>} has a value for every change of "
-                    "a row with a primary key"
+                    f"sink {sink_id}: ${{{path}}} in the key {route.key.text!r} has no value for "
+                    "some events and is empty text there; ${key.<column>} has a value for every "
+                    "change of a row with a primary key"
                 )
 
 

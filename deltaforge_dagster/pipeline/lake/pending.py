@@ -117,8 +117,8 @@ def open_pending(
     if (required or not make) and not table_exists(commit, name):
         if required:
             raise TableRejected(
-                f"{commit.label} is gone, with changes that its table does not have yet; bring it back, or have its "
-                f"table loaded again",
+                f"{commit.label} is gone, with changes that its table does not have yet; bring it "
+                f"back, or have its table loaded again",
                 remedy=command,
             )
         return None
@@ -218,8 +218,8 @@ def _owned(commit: TableCommit, name: str) -> dict[str, str]:
         or KEY not in properties
     ):
         raise TableRejected(
-            f"{commit.label} exists and is not where the sink keeps pending changes; rename that table, or change the "
-            "sink's `table`"
+            f"{commit.label} exists and is not where the sink keeps pending changes; rename that "
+            "table, or change the sink's `table`"
         )
     return dict(properties)
 

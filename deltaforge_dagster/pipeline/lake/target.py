@@ -300,9 +300,10 @@ class LakeTarget:
         statements = commit.dialect.widen(self.name, name, old, new) if holds(new, old) else None
         if statements is None:
             raise TableRejected(
-                f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
-                f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again",
+                f"{commit.label}: its column {name} has the type {old}, which does not hold the "
+                f"values of the source's column, {new}; declare a type that it holds under the "
+                f"sink's `types`, change the type of the table's column, or have the table loaded "
+                f"again",
                 remedy=commit.owner.resync_command(commit.table),
             )
         commit.execute(*statements)
@@ -378,8 +379,8 @@ def check_layout(commit: TableCommit) -> None:
     """
     for option, columns in commit.unknown_columns.items():
         raise TableRejected(
-            f"{commit.label} cannot be {_LAID_OUT[option]} by {', '.join(columns)}, which {commit.table.source_name} "
-            f"does not have; correct the sink's `{option}`"
+            f"{commit.label} cannot be {_LAID_OUT[option]} by {', '.join(columns)}, which "
+            f"{commit.table.source_name} does not have; correct the sink's `{option}`"
         )
 
 
@@ -473,8 +474,9 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
             )
     elif commit.rows(f"SELECT 1 FROM {name} LIMIT 1"):
         raise TableRejected(
-            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
-            f"the table, or, if the rows are this sink's after all, execute {claim}"
+            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's "
+            f"`table`, or empty the table, or, if the rows are this sink's after all, execute "
+            f"{claim}"
         )
     elif commit.exists:
         raise table_gone(commit.label, commit.owner.resync_command(commit.table))

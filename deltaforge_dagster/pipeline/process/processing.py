@@ -1,10 +1,10 @@
-"""Processing, between capture and delivery of a pipeline with processors: each segment goes through the chain.
+"""Processing, between capture and delivery of a pipeline with processors.
 
-One thread takes segments in the journal's order, has Spark's tasks run the chain over as many at
-once as `deliver.max_bytes` allows, and records the output in one fenced transaction. Only then do
-sinks see the segments (`pending_segments`). So the recorded output of a segment never changes,
-whatever happens to sinks and runs; a run that dies before the transaction leaves orphaned files,
-and the next run processes the segment again.
+Each segment goes through the chain. One thread takes segments in the journal's order, has Spark's
+tasks run the chain over as many at once as `deliver.max_bytes` allows, and records the output in
+one fenced transaction. Only then do sinks see the segments (`pending_segments`). So the recorded
+output of a segment never changes, whatever happens to sinks and runs; a run that dies before the
+transaction leaves orphaned files, and the next run processes the segment again.
 
 A failing processor stops the pipeline's deliveries at that segment, but not capture; it is retried
 with back-off, and every sink that has reached that segment shows the error.
@@ -129,7 +129,10 @@ class Processing:
                 self._failed(defect, backoff)
 
     def _leave_what_sinks_have(self) -> None:
-        """Exempt from processing the segments that some sink began to receive before the file had processors."""
+        """Exempt from processing the segments that some sink began to receive before.
+
+        That was before the file had processors.
+        """
         begun = max(map(_begun, self._store.checkpoints.read(self._pipeline).values()), default=0)
         self._lease.write(lambda writer: writer.segments.leave_as_captured(begun))
 

@@ -36,7 +36,7 @@ REPORT = pa.schema(
         pa.field("text", pa.string()),
     ]
 )
-"""Columns of a task's report of a segment: the result as JSON text, or the class and text of the error."""
+"""Columns of a task's report of a segment: the result as JSON, or class and text of the error."""
 
 
 class SegmentJob(Protocol):
@@ -49,7 +49,10 @@ class SegmentJob(Protocol):
 
     @property
     def key(self) -> str:
-        """Scope of the processors' state in a worker: it is discarded when a job with another key comes."""
+        """Scope of the processors' state in a worker.
+
+        The state is discarded when a job with another key comes.
+        """
         ...
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -189,7 +192,10 @@ _chains: dict[tuple[str, int], Chain] = {}
 
 
 def _kept(job: SegmentJob, stage: int) -> Chain:
-    """Return this worker's processors for a stage; they are kept until a job with another key comes."""
+    """Return this worker's processors for a stage.
+
+    They are kept until a job with another key comes.
+    """
     if any(key != job.key for key, _ in _chains):
         for chain in _chains.values():
             chain.close()

@@ -463,8 +463,8 @@ class TableDelivery:
         rows = self._rows(commit.after, commit.last)
         if len(rows) != commit.last - commit.after:
             raise JournalDamaged(
-                f"{self._pipeline}: segments {commit.after + 1} to {commit.last} of the commit that sink "
-                f"{self._sink_id} has planned are not all in the journal"
+                f"{self._pipeline}: segments {commit.after + 1} to {commit.last} of the commit "
+                f"that sink {self._sink_id} has planned are not all in the journal"
             )
         own = self._own(rows)
         if commit.table is not None and self._is_abandoned(commit.table, own):
@@ -597,7 +597,10 @@ class TableDelivery:
             empty = self._stager.without_changes(name)
             columns = writer.recreate(empty, self._lease.guard)
         except TableRejected as error:
-            self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
+            self._table_moves(
+                _Commit(table, table.segment, table.segment, planned=False),
+                table, commits, {name: error}, (),
+            )  # fmt: skip
             return
         failpoint("lake-recreated")
         held = {

@@ -226,7 +226,9 @@ class _Objects:
                 )
             except TableRejected as error:
                 at = place_of(of_version, 0)
-                self._failed[name] = ObjectFile(name, ObjectPart(None, None), first=at, error=str(error))  # fmt: skip
+                self._failed[name] = ObjectFile(
+                    name, ObjectPart(None, None), first=at, error=str(error)
+                )
                 continue
             self._add(name, self._run(name, version), of_version, content, began[places])
         if sum(writer.memory for writer in self._writers.values()) > MAX_MEMORY:
@@ -621,8 +623,9 @@ def _as_lines(name: TableName, texts: pa.Array[Any], rows: pa.RecordBatch) -> pa
             row = int(np.flatnonzero(broken.to_numpy(zero_copy_only=False))[0])
             at = place_of(rows, row)
             raise TableRejected(
-                f"table {full_name(name)}, segment {at.segment}, ordinal {at.ordinal}: a raw payload has a line break, "
-                "so it is no line; write it to a sink whose messages are not lines, or escape it in a processor"
+                f"table {full_name(name)}, segment {at.segment}, ordinal {at.ordinal}: a raw "
+                "payload has a line break, so it is no line; write it to a sink whose messages are "
+                "not lines, or escape it in a processor"
             )
     numbered: Any = pc.binary_join_element_wise(
         pc.binary_replace_slice(cast("Any", texts), -1, _TO_THE_END, ',"sequence":"'),

@@ -68,8 +68,8 @@ class RowNames:
         for column in added:
             if column.name in names:
                 raise TableRejected(
-                    f"a processor adds the field {column.name}, and a column of the source has been given this name "
-                    "since; let the processor use another one"
+                    f"a processor adds the field {column.name}, and a column of the source has "
+                    "been given this name since; let the processor use another one"
                 )
         columns = [*map(self._named, rows.schema.columns[:asked]), *added]
         values = {

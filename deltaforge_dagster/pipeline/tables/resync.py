@@ -59,8 +59,8 @@ def resynced_tables(
     unknown = sorted(set(tables) - destinations.keys())
     if unknown:
         raise NotAllowed(
-            f"pipeline {loaded.name!r}: nothing was captured of a table {unknown[0]!r} yet; write full names, "
-            "such as public.orders"
+            f"pipeline {loaded.name!r}: nothing was captured of a table {unknown[0]!r} yet; write "
+            "full names, such as public.orders"
         )
     if not tables:
         written = _there(store, loaded.name, sink)
@@ -82,8 +82,8 @@ def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
     config = configs[sink]
     if not isinstance(config, TableSinkConfig):
         raise NotAllowed(
-            f"sink {sink!r} writes no tables; to send rows of a table again: deltaforge snapshot start "
-            f"{loaded.name} --tables TABLE --sinks {sink}"
+            f"sink {sink!r} writes no tables; to send rows of a table again: deltaforge snapshot "
+            f"start {loaded.name} --tables TABLE --sinks {sink}"
         )
     return config
 

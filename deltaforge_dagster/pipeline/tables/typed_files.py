@@ -129,8 +129,9 @@ class StagePlan:
     def keyless(self, name: TableName) -> str:
         """Return why a table without a key cannot be staged."""
         return (
-            f"table {full_name(name)} has no primary key, or had none when rows of it were written, and mode {self.mode} "
-            "needs one: give it a key, name the columns of one under `keys`, or use mode changelog; then load it again"
+            f"table {full_name(name)} has no primary key, or had none when rows of it were "
+            f"written, and mode {self.mode} needs one: give it a key, name the columns of one under `keys`, "
+            "or use mode changelog; then load it again"
         )
 
 
@@ -494,7 +495,9 @@ class _TableRows:
                 columns[name] = pa.nulls(rows.num_rows, schema.arrow.field(number).type)
                 missing[name] = np.ones(rows.num_rows, np.bool_)
         for image in ("key", "before"):
-            wanted = np.logical_or.reduce(list(missing.values())) & _numpy(rows.column(image).is_valid())  # fmt: skip
+            wanted = np.logical_or.reduce(list(missing.values())) & _numpy(
+                rows.column(image).is_valid()
+            )
             if not wanted.any():
                 continue
             images = self._typed_key(rows, image, np.flatnonzero(wanted), row_names)
@@ -518,9 +521,9 @@ class _TableRows:
             if column.null_count:
                 row = int(np.flatnonzero(_numpy(column.is_null()))[0])
                 raise TableRejected(
-                    f"table {full_name(self._file.table)}, {_text(place_of(rows, row))}: a change without a value of the "
-                    f"key column {name}; name other columns under `keys`, or have the source log this column with "
-                    "every change"
+                    f"table {full_name(self._file.table)}, {_text(place_of(rows, row))}: a change "
+                    f"without a value of the key column {name}; name other columns under `keys`, "
+                    "or have the source log this column with every change"
                 )
 
     def _typed_key(
@@ -635,14 +638,18 @@ def check_values(name: TableName, typed: TypedRows, rows: pa.RecordBatch) -> Non
             )
         types = {column.name: column.type.name for column in typed.schema.columns}
         raise TableRejected(
-            f"{where}: a value of column {misfit.column} does not fit its type {types[misfit.column]}: "
-            f"{misfit.reason}; declare the column's type as text under `types`"
+            f"{where}: a value of column {misfit.column} does not fit its type "
+            f"{types[misfit.column]}: {misfit.reason}; declare the column's type as text under "
+            "`types`"
         )
 
 
 def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[TableName]]:
     """Return the number of each row's table, and the tables with these numbers."""
-    names = [cast("pa.DictionaryArray[Any, Any]", frame.column(name)) for name in ("db", "schema", "table")]  # fmt: skip
+    names = [
+        cast("pa.DictionaryArray[Any, Any]", frame.column(name))
+        for name in ("db", "schema", "table")
+    ]
     codes = np.zeros(frame.num_rows, np.int64)
     for column in names:
         size = len(column.dictionary)
