@@ -50,7 +50,10 @@ Less is read before tasks have started.
 """
 
 LOOK_BYTES = 64 << 20
-"""Bytes that the run's own reader reads between two checks whether to read on in parallel."""
+"""Bytes of log that the run's own reader reads between two checks.
+
+A check decides whether to read the rest in parallel.
+"""
 
 _LARGEST = 256 << 20  # bytes of log in one section
 _MOST = 64  # tasks at a time

@@ -231,7 +231,7 @@ class DeadLetterWriter:
     def _columns(self, row: SegmentRow, ordinals: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """Return the columns that the keys of some changes are derived from.
 
-        The file is read once for a batch.
+        A batch's file is read once.
         """
         first, last = int(ordinals[0]), int(ordinals[-1])
         if self._read is None or not self._read.covers(row.segment, first, last):

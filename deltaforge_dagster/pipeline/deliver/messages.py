@@ -116,7 +116,7 @@ class MessageDelivery:
     def stuck(self, captured: str | None) -> bool:
         """Return whether the sink fails.
 
-        If it awaits capture, it fails only once it has searched everything up to `captured`.
+        If it awaits capture, this is so only once everything up to `captured` was searched.
         """
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):

@@ -125,7 +125,7 @@ class Resumption:
     def skip_segments(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
         """Move the checkpoint past the segments that a sink without its own position has.
 
-        They are those of `CheckpointRow.skip`.
+        `CheckpointRow.skip` says which.
 
         Returns:
             The checkpoint to resume after, None while more must be captured first.

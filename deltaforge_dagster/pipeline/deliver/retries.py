@@ -99,7 +99,8 @@ class Retries:
         if lost:
             return JournalDamaged(
                 f"{error}; the source was told that it may forget what this sink lacks, so only "
-                "the journal had it: bring the file back, or let the sink have the rows that exist now",
+                "the journal had it: bring the file back, or let the sink have the rows that exist "
+                "now",
                 remedy=f"deltaforge recover {pipeline}",
             )
         return JournalDamaged(

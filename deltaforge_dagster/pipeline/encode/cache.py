@@ -112,10 +112,7 @@ class EncodeCache:
             self._release(cached)
 
     def segment_added(self) -> None:
-        """Start encoding what a sending deliverer needs next.
-
-        This matters if the journal did not have it until now.
-        """
+        """Start encoding what a sending deliverer needs next, if the journal has it only now."""
         with self._lock:
             addresses = set(self._next.values())
         for address in addresses:
@@ -123,7 +120,7 @@ class EncodeCache:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a sink is sent the journal's last rows, and nothing after them is being encoded."""
+        """Whether a sink is sent the journal's last rows and nothing after them is being encoded."""
         with self._lock:
             return any(self._find(address) is None for address in self._next.values())
 

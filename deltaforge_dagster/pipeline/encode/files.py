@@ -66,7 +66,10 @@ _FIELDS: list[pa.Field[Any]] = [
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
 ]
 SLICES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
-"""Columns of a writer's report: those of `BatchSlice`, or its error's class and text."""
+"""Columns of a writer's report: those of `BatchSlice`, or the error that stopped it.
+
+An error is reported as its class and text.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,9 +129,9 @@ class Processing:
                 self._failed(defect, backoff)
 
     def _leave_what_sinks_have(self) -> None:
-        """Exempt from processing the segments that some sink began to receive before.
+        """Exempt from processing the segments that sinks have received already.
 
-        That was before the file had processors.
+        Some sink began to receive them before the file had processors.
         """
         begun = max(map(_begun, self._store.checkpoints.read(self._pipeline).values()), default=0)
         self._lease.write(lambda writer: writer.segments.leave_as_captured(begun))

@@ -130,8 +130,8 @@ class StagePlan:
         """Return why a table without a key cannot be staged."""
         return (
             f"table {full_name(name)} has no primary key, or had none when rows of it were "
-            f"written, and mode {self.mode} needs one: give it a key, name the columns of one under `keys`, "
-            "or use mode changelog; then load it again"
+            f"written, and mode {self.mode} needs one: give it a key, name the columns of one "
+            "under `keys`, or use mode changelog; then load it again"
         )
 
 
