@@ -163,7 +163,7 @@ class Capture:
         self._next_segment = options.row.next_segment
         self._read_before = False
         self._unwritten = False  # whether anything was read since the last write
-        self._met: Versions = set()
+        self._seen_versions: Versions = set()
         self._attempt = 0
         self._stop = threading.Event()
         self._paused = threading.Event()
@@ -493,7 +493,7 @@ class Capture:
             chunks=chunks,
             received_at=received_at,
             trigger=trigger,
-            tally=captured(self._source_id, written, time.time(), self._met),
+            tally=captured(self._source_id, written, time.time(), self._seen_versions),
         )
         self._next_segment = number + 1
         self._moved_to(end)

@@ -83,7 +83,7 @@ class BatchSettings:
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._journal = journal
         self._batch = batch = spec.batch or Batch()
-        self._given = batch.max_events is not None or batch.max_bytes is not None
+        self._has_limits = batch.max_events is not None or batch.max_bytes is not None
         self._after = spec.engine.checkpoint.after
 
     def limits(self, *, parts: bool) -> BatchLimits | None:
@@ -92,20 +92,20 @@ class BatchSettings:
         Args:
             parts: Whether the sink takes several parts at once.
         """
-        if not (parts or self._given or self._after):
+        if not (parts or self._has_limits or self._after):
             return None
-        large = parts and not self._given
+        large = parts and not self._has_limits
         rows, size = (PARTS_ROWS, PARTS_BYTES) if large else (JOINED_ROWS, JOINED_BYTES)
         return BatchLimits(
             max_rows=min(self._batch.max_events or rows, self._after or rows),
             max_bytes=self._batch.max_bytes or size,
-            whole_transactions=self._given and self._batch.respect_source_tx,
+            whole_transactions=self._has_limits and self._batch.respect_source_tx,
             joined=not parts,
         )
 
     def due(self, messages: int) -> bool:
         """Return whether a checkpoint is due after this many messages since the last one."""
-        return bool(self._given or self._after) and messages >= (self._after or 1)
+        return bool(self._has_limits or self._after) and messages >= (self._after or 1)
 
     def transaction_ends(self, segment: SegmentRow) -> _Numbers:
         """Return the ordinals of a segment's rows that end a source transaction, ascending.
@@ -152,7 +152,7 @@ class _Waiting:
         self._pattern = pattern
         self._limits = limits
         self._ends = ends
-        self._known_ends: _Numbers | None = None
+        self._transaction_ends: _Numbers | None = None
         self._parts: list[pa.RecordBatch] = []
         self._ordinals = np.zeros(0, np.int64)
         self._sizes = np.zeros(0, np.int64)
@@ -188,9 +188,9 @@ class _Waiting:
         before, after = self._ordinals[:-1], self._ordinals[1:]
         if not self._limits.whole_transactions:
             return 1 + np.flatnonzero(before != after)
-        if self._known_ends is None:
-            self._known_ends = self._ends()
-        passed = np.searchsorted(self._known_ends, [before, after], "left")
+        if self._transaction_ends is None:
+            self._transaction_ends = self._ends()
+        passed = np.searchsorted(self._transaction_ends, [before, after], "left")
         return 1 + np.flatnonzero(passed[0] != passed[1])
 
     def _parts_of(self, begin: int, stop: int) -> list[pa.RecordBatch]:

@@ -110,7 +110,7 @@ class DeadLetterWriter:
         self._warn = run.warn
         self._held = HeldKeys()
         self._ahead: dict[int, set[int]] = {}
-        self._known: tuple[int, int, int] | None = None
+        self._queue_state: tuple[int, int, int] | None = None
         self._changed = True
         self._entries = 0
         self._looked_at = 0.0
@@ -135,7 +135,7 @@ class DeadLetterWriter:
             return
         state = self._store.dead_letters.state(self._pipeline, self._sink_id)
         self._looked_at, self._entries, self._changed = now, state[0], False
-        if state == self._known:
+        if state == self._queue_state:
             return
         letters = self._store.dead_letters.places(self._pipeline, self._sink_id) if state[0] else []
         self._held = HeldKeys(letters)
@@ -150,7 +150,7 @@ class DeadLetterWriter:
                 self._sink_id, at.segment, at.ordinal, complete=at.complete
             )
         )
-        self._known = state
+        self._queue_state = state
 
     def passing(self, row: SegmentRow, batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:
         """Yield a segment's batches without the changes that are set aside, after queueing these.
@@ -238,7 +238,7 @@ class DeadLetterWriter:
             batches = self._journal.share(
                 row.path, COLUMNS, ordinals=range(first, last + 1), part=0, of=1
             )
-            self._read = _Read(row.segment, _one(batches))
+            self._read = _Read(row.segment, _joined(batches))
         return self._read.rows.take(pa.array(ordinals - self._read.first, pa.int64()))
 
     def _put(self, row: SegmentRow, refused: Sequence[_Refusal]) -> int:
@@ -259,7 +259,7 @@ class DeadLetterWriter:
                 if letter.holds:
                     self._held.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
             failpoint("dead-letter-written")
-            self._known, self._changed = None, True
+            self._queue_state, self._changed = None, True
             done += stored
             if stored < len(chunk):
                 break
@@ -313,7 +313,7 @@ class DeadLetterWriter:
             batch.filter(pc.is_in(batch.column("ordinal"), value_set=wanted))
             for batch in self._journal.share(row.path, columns, ordinals=span, part=0, of=1)
         ]
-        changes = _one(batches)
+        changes = _joined(batches)
         if changes.num_rows != len(ordinals):
             raise JournalDamaged(f"segment {row.segment}: its journal file lacks rows")
         return changes
@@ -337,7 +337,7 @@ class DeadLetterWriter:
             )
 
 
-def _one(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     """Return consecutive batches of a segment as one."""
     (rows,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
     return rows

@@ -180,9 +180,9 @@ class Redriver:
             if letter.holds and letter.state == "redrive":
                 risky.hold(address, keys)
             ready.append(letter)
-        return self._kept(ready)
+        return self._with_changes(ready)
 
-    def _kept(
+    def _with_changes(
         self, letters: Sequence[DeadLetterRow]
     ) -> tuple[list[DeadLetterRow], list[dict[str, Any]]]:
         """Return the first of the entries, with their stored changes, up to `_CHUNK_BYTES`.

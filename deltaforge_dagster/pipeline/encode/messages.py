@@ -157,22 +157,22 @@ class MessagePlan:
         for whole in frame:
             for rows in _cut(whole):
                 try:
-                    yield self._made(rows)
+                    yield self._messages(rows)
                 except UnsupportedEvent:
                     for row in range(rows.num_rows):
-                        yield self._made_of_one(rows.slice(row, 1))
+                        yield self._messages_of_change(rows.slice(row, 1))
 
     @property
     def _expands(self) -> bool:
         return self.splits or self.tombstones
 
-    def _made(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _messages(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self._expands:
             rows = expansion.expand(rows, splits=self.splits, tombstones=self.tombstones)
         taken, makers = self._makers(rows)
         return _table(taken | {name: make() for name, make in makers.items()})
 
-    def _made_of_one(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    def _messages_of_change(self, row: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages of one change, and which of their columns cannot be made."""
         unmade: list[str] = []
         if self._expands:

@@ -29,7 +29,7 @@ class EmptyKeys:
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def inspect(self, rows: pa.RecordBatch, route: Route, sink_id: str) -> None:
         """Check rows that will be sent to a sink."""
@@ -40,8 +40,8 @@ class EmptyKeys:
             return
         empty = cast("list[str]", column.drop_null().unique().to_pylist())
         for path in dict.fromkeys(path for paths in empty for path in paths.splitlines()):
-            if (route.key.text, path) not in self._told:
-                self._told.add((route.key.text, path))
+            if (route.key.text, path) not in self._warned:
+                self._warned.add((route.key.text, path))
                 self._warn(
                     f"sink {sink_id}: ${{{path}}} in the key {route.key.text!r} has no value for "
                     "some events and is empty text there; ${key.<column>} has a value for every "

@@ -51,7 +51,7 @@ class SparkFailure(Enum):
 
 _CLASS = re.compile(r"\(((?:[a-z]\w*\.)+[A-Z][\w$]*)\)|^((?:[a-z]\w*\.)+[A-Z][\w$]*)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (?:[a-z]\w*\.)+([A-Z][\w$]*)", re.MULTILINE)
-_TELLING = re.compile(r"\A.*|^Caused by: .*", re.MULTILINE)
+_ERROR_LINES = re.compile(r"\A.*|^Caused by: .*", re.MULTILINE)
 """Matches the lines of an error's text that name it; others are plans, with values, or traces."""
 _MISSING = re.compile(
     r"DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class|"
@@ -64,18 +64,18 @@ _PLACE = re.compile(
     r"No suitable driver|No FileSystem for scheme|"
     r"ClassNotFoundException: (Class )?[\w.]*FileSystem\b"
 )
-_AWAY = (
+_UNAVAILABLE_PHRASES = (
     "No space left on device|Disk quota exceeded|Connection refused|Connection reset|"
     "503 Service Unavailable"
 )
-_FORBIDDEN = (
+_DENIED_PHRASES = (
     "Permission denied|Operation not permitted|Read-only file system|403 Forbidden|"
     "is not a directory"
 )
-_SAID = re.compile(f"{_AWAY}|{_FORBIDDEN}")
+_QUOTABLE = re.compile(f"{_UNAVAILABLE_PHRASES}|{_DENIED_PHRASES}")
 """What may be quoted from an error's text: phrases of the system, which contain no values."""
 _UNAVAILABLE = re.compile(
-    rf"{_AWAY}|ConnectException|Failed to connect|UnknownHostException|"
+    rf"{_UNAVAILABLE_PHRASES}|ConnectException|Failed to connect|UnknownHostException|"
     r"SocketTimeoutException|SocketException|NoRouteToHostException|"
     r"ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)"
 )
@@ -90,8 +90,8 @@ _CONFLICTS = re.compile(
 )
 _OCCUPIED = re.compile(r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|DELTA_MISSING_DELTA_TABLE")
 _DENIED = re.compile(
-    rf"{_FORBIDDEN}|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
-    r"(?i:\bcode:? 403\b)|DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed"
+    rf"{_DENIED_PHRASES}|AccessControlException|AccessDenied|ForbiddenException|"
+    r"NotAuthorizedException|(?i:\bcode:? 403\b)|DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed"
 )
 
 
@@ -155,7 +155,7 @@ def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailu
     """Return what an error means."""
     if sessions.lost(error):
         return SparkFailure.LOST
-    text = "\n".join([error.getCondition() or "", *_TELLING.findall(str(error))])
+    text = "\n".join([error.getCondition() or "", *_ERROR_LINES.findall(str(error))])
     for pattern, failure in (
         (_MISSING, SparkFailure.MISSING),
         (_PLACE, SparkFailure.PLACE),
@@ -211,5 +211,5 @@ def _reason(error: PySparkException) -> str:
         )
     causes = [cause for cause in _CAUSE.findall(text) if cause != name]
     reason = f"{name}, caused by {causes[-1]}" if causes else name
-    words = _SAID.search("\n".join(_TELLING.findall(text)))
+    words = _QUOTABLE.search("\n".join(_ERROR_LINES.findall(text)))
     return f"{reason}: {words[0]}" if words else reason

@@ -326,7 +326,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
     properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.int64_timestamps = properties.get(INT64_TIMESTAMPS) == "true"
-    target.base = _own(commit, target, properties)
+    target.base = _take_ownership(commit, target, properties)
     return target
 
 
@@ -340,7 +340,7 @@ def replaceable(commit: TableCommit) -> Mapping[str, str] | None:
     if not table_exists(commit, name):
         return None
     properties = table_properties(commit.session, name)
-    _owned(commit, name, properties)
+    _checked_owner(commit, name, properties)
     return properties
 
 
@@ -422,9 +422,9 @@ def table_label(dialect: LakeDialect, owner: TableOwner, destination: Sequence[s
     return f"{dialect.name} table {'.'.join(destination)} of sink {owner.sink_id}"
 
 
-def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
+def _take_ownership(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
     """Return the base of positions, after making the table this sink's unless it already is."""
-    ownership = _owned(commit, target.name, properties)
+    ownership = _checked_owner(commit, target.name, properties)
     if ownership is not None:
         target.identities = orjson.loads(properties.get(COLUMNS) or "{}")
         target.unfilled = orjson.loads(properties.get(UNFILLED) or "{}")
@@ -452,7 +452,9 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     return owned.base
 
 
-def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Ownership | None:
+def _checked_owner(
+    commit: TableCommit, name: str, properties: Mapping[str, str]
+) -> Ownership | None:
     """Return the owner of a table that is this sink's; None if the sink may take it over.
 
     Raises:

@@ -133,7 +133,9 @@ class Processing:
 
         Some sink began to receive them before the file had processors.
         """
-        begun = max(map(_begun, self._store.checkpoints.read(self._pipeline).values()), default=0)
+        begun = max(
+            map(_last_begun, self._store.checkpoints.read(self._pipeline).values()), default=0
+        )
         self._lease.write(lambda writer: writer.segments.leave_as_captured(begun))
 
     def _process_next(self) -> bool:
@@ -142,7 +144,7 @@ class Processing:
         if not waiting:
             return False
         began = time.monotonic()
-        outputs = self._made(waiting)
+        outputs = self._run_chain(waiting)
         failpoint("processed-file-written")
         seconds = time.monotonic() - began
         tallies = {
@@ -162,7 +164,7 @@ class Processing:
             self._done = rows[-1].segment
         return first_together(undecided, _SEGMENTS_PER_JOB, self._limits.max_bytes)
 
-    def _made(self, rows: Sequence[SegmentRow]) -> list[Processed]:
+    def _run_chain(self, rows: Sequence[SegmentRow]) -> list[Processed]:
         pipeline = self._store.pipelines.get(self._pipeline)
         assert pipeline is not None
         job = ProcessingJob(
@@ -205,7 +207,7 @@ class Processing:
         self._stop.wait(delay)
 
 
-def _begun(checkpoint: CheckpointRow) -> int:
+def _last_begun(checkpoint: CheckpointRow) -> int:
     """Return the last segment that a sink has at least a part of."""
     has_some = checkpoint.complete or checkpoint.ordinal >= 0
     return checkpoint.segment if has_some else checkpoint.segment - 1

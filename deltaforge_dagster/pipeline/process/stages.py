@@ -93,7 +93,7 @@ def run_stage(
         if following:
             yield note(columns, {"segment": segment.number})
         try:
-            chain = _kept(job, number)
+            chain = _chain_for(job, number)
             chain.counts.clear()
             counts = _StageCounts(segment, chain)
             output = chain.run(segment.rows)
@@ -191,7 +191,7 @@ def _report(**columns: str) -> pa.RecordBatch:
 _chains: dict[tuple[str, int], Chain] = {}
 
 
-def _kept(job: SegmentJob, stage: int) -> Chain:
+def _chain_for(job: SegmentJob, stage: int) -> Chain:
     """Return this worker's processors for a stage.
 
     They are kept until a job with another key comes.

@@ -63,7 +63,7 @@ def resynced_tables(
             "full names, such as public.orders"
         )
     if not tables:
-        written = _there(store, loaded.name, sink)
+        written = _used_destinations(store, loaded.name, sink)
         destinations = {
             name: destination
             for name, destination in destinations.items()
@@ -88,7 +88,7 @@ def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
     return config
 
 
-def _there(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
+def _used_destinations(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
     """Return the destinations that a sink has written, and those that it holds."""
     commits = store.lake_commits.read(pipeline, sink)
     written = {

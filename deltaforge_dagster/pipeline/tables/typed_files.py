@@ -266,7 +266,7 @@ class _TableRows:
         self.schema = plan.schema(name)
         self._plan = plan
         self._key = plan.key(name)
-        self._known = len(self.schema.columns)
+        self._source_columns = len(self.schema.columns)
         self._batches: list[pa.RecordBatch] = []
         self._file = TypedFile(name)
 
@@ -307,7 +307,7 @@ class _TableRows:
 
     def written(self, path: str, buckets: int) -> TypedFile:
         """Write the file, and return the report of it."""
-        self._file.added = [column.name for column in self.schema.columns[self._known :]]
+        self._file.added = [column.name for column in self.schema.columns[self._source_columns :]]
         if not self._batches or self._file.error is not None:
             return self._file
         table = pa.concat_tables(
