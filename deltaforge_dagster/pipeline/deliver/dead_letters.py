@@ -41,7 +41,7 @@ from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, Segme
 LOOK_SECONDS = 1.0
 """Seconds between two checks of a queue that has entries."""
 
-_AT_ONCE = 1_000
+_MAX_AT_ONCE = 1_000
 """The maximum number of entries in one file and one transaction."""
 
 WAITING = "waiting"
@@ -63,7 +63,7 @@ class QueueFull(Retryable):
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _KeyRows:
     """Consecutive rows of a segment, with the columns from which their keys are derived."""
 
     segment: int
@@ -108,13 +108,13 @@ class DeadLetterWriter:
         self._journal = run.journal
         self._lease = run.lease
         self._warn = run.warn
-        self._held = HeldKeys()
+        self._held_keys = HeldKeys()
         self._ahead: dict[int, set[int]] = {}
         self._queue_state: tuple[int, int, int] | None = None
         self._changed = True
         self._entries = 0
         self._looked_at = 0.0
-        self._read: _Read | None = None
+        self._key_rows: _KeyRows | None = None
 
     @property
     def enabled(self) -> bool:
@@ -138,7 +138,7 @@ class DeadLetterWriter:
         if state == self._queue_state:
             return
         letters = self._store.dead_letters.places(self._pipeline, self._sink_id) if state[0] else []
-        self._held = HeldKeys(letters)
+        self._held_keys = HeldKeys(letters)
         self._ahead = {}
         reached = (checkpoint.segment, checkpoint.ordinal)
         for letter in letters:
@@ -214,11 +214,11 @@ class DeadLetterWriter:
         if self._hold_key and refused:
             for keys, refusal in zip(self._keys(row, numbers), refused, strict=True):
                 if keys.some:
-                    self._held.hold((row.segment, refusal.ordinal), keys)
-        if not self._held or not batch.messages.num_rows:
+                    self._held_keys.hold((row.segment, refusal.ordinal), keys)
+        if not self._held_keys or not batch.messages.num_rows:
             return list(refused)
         ordinals = np.unique(np.concatenate([_ordinals(batch), numbers]))
-        behind = waiting(self._held, row.segment, self._columns(row, ordinals))
+        behind = waiting(self._held_keys, row.segment, self._columns(row, ordinals))
         text = "an earlier change of its key is a dead letter"
         aside = {refusal.ordinal: refusal for refusal in refused}
         for ordinal in ordinals[behind].tolist():
@@ -234,18 +234,18 @@ class DeadLetterWriter:
         A batch's file is read once.
         """
         first, last = int(ordinals[0]), int(ordinals[-1])
-        if self._read is None or not self._read.covers(row.segment, first, last):
+        if self._key_rows is None or not self._key_rows.covers(row.segment, first, last):
             batches = self._journal.share(
                 row.path, COLUMNS, ordinals=range(first, last + 1), part=0, of=1
             )
-            self._read = _Read(row.segment, _joined(batches))
-        return self._read.rows.take(pa.array(ordinals - self._read.first, pa.int64()))
+            self._key_rows = _KeyRows(row.segment, _joined(batches))
+        return self._key_rows.rows.take(pa.array(ordinals - self._key_rows.first, pa.int64()))
 
     def _put(self, row: SegmentRow, refused: Sequence[_Refusal]) -> int:
         """Put changes into the queue; return how many of them, from the first on, had room."""
         done = 0
         while done < len(refused):
-            chunk = refused[done : done + _AT_ONCE]
+            chunk = refused[done : done + _MAX_AT_ONCE]
             letters = self._letters(row, chunk)
             stored = self._lease.write(
                 lambda writer, letters=letters: writer.dead_letters.add(  # type: ignore[misc]
@@ -257,7 +257,7 @@ class DeadLetterWriter:
             )
             for letter in letters[:stored]:
                 if letter.holds:
-                    self._held.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
+                    self._held_keys.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
             failpoint("dead-letter-written")
             self._queue_state, self._changed = None, True
             done += stored

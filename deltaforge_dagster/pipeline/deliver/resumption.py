@@ -58,7 +58,7 @@ class Resumption:
             PositionLost: The sink cannot resume; the message says why, and what to do.
             SinkRejected: What the sink stores as its position cannot be parsed.
         """
-        row = self._row()
+        row = self._pipeline_row()
         self._uid = row.uid
         self._searched.clear()
         self._goal = None
@@ -70,7 +70,7 @@ class Resumption:
         if position is not None:
             segment = self._segments.segment(position.segment)
             try:
-                goal = resume.decide(checkpoint, position, segment, self._facts(row))
+                goal = resume.decide(checkpoint, position, segment, self._journal_end(row))
             except PositionLost as error:
                 raise self._with_remedy(error) from error
             if goal != JournalPlace.of(checkpoint):
@@ -176,7 +176,7 @@ class Resumption:
         """Return the position of a sink that has everything up to its checkpoint."""
         assert checkpoint.lineage is not None
         row = self._segments.segment(checkpoint.segment)
-        reached = checkpoint.source_position or _reached(self._row())
+        reached = checkpoint.source_position or _reached(self._pipeline_row())
         inside = row is not None and not checkpoint.complete
         return SinkPosition(
             uid=self._uid,
@@ -201,7 +201,7 @@ class Resumption:
         return ""
 
     def _find(self, skip: Skip, checkpoint: CheckpointRow) -> JournalPlace | None:
-        row = self._row()
+        row = self._pipeline_row()
         reached = self._segments.reached(_reached(row))
         captured = parse_position(reached)
         if isinstance(skip, SkipSegments):
@@ -258,12 +258,12 @@ class Resumption:
         self._warned = True
         self._warn(f"sink {self._sink_id}: {notice}")
 
-    def _facts(self, row: PipelineRow) -> resume.JournalEnd:
+    def _journal_end(self, row: PipelineRow) -> resume.JournalEnd:
         first = self._store.segments.read(self._pipeline, limit=1)
         start = first[0].start_position if first else _reached(row)
         return resume.JournalEnd(row.uid, self._source, row.next_segment, start)
 
-    def _row(self) -> PipelineRow:
+    def _pipeline_row(self) -> PipelineRow:
         row = self._store.pipelines.get(self._pipeline)
         assert row is not None
         return row

@@ -66,7 +66,7 @@ def build_table_delivery(
         source = context.spec.spec.source.config.id
         log = lease.write(lambda writer: writer.failovers.server(source))
         owner = TableOwner(uid, lease.pipeline, config.id, log or "")
-        with _opened(run, kind, config, owner) as writer:
+        with _open_writer(run, kind, config, owner) as writer:
             try:
                 yield writer
             finally:
@@ -119,7 +119,7 @@ def _stager(
 
 
 @contextmanager
-def _opened(
+def _open_writer(
     run: RunContext, kind: TableSinkType[Any], config: StagedSinkConfig, owner: TableOwner
 ) -> Iterator[CommitWriter]:
     if isinstance(kind, LakeSinkType):

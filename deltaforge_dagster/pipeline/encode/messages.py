@@ -203,7 +203,7 @@ class MessagePlan:
             name: functools.partial(make, own if name == _IDEMPOTENCY_KEY else rows)
             for name, make in self.columns.items()
         }
-        return {name: own.column(name) for name in _TAKEN} | extra, makers
+        return {name: own.column(name) for name in _COPIED_COLUMNS} | extra, makers
 
     def _route(
         self,
@@ -271,7 +271,7 @@ class MessagePlan:
         return name
 
 
-_TAKEN = ("segment", "ordinal", "event_id", "headers")
+_COPIED_COLUMNS = ("segment", "ordinal", "event_id", "headers")
 _IDEMPOTENCY_KEY = "idempotency_key"
 
 

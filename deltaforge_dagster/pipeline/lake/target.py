@@ -216,14 +216,14 @@ class LakeTarget:
                 commit.execute(*commit.dialect.rename(self.name, old, new, properties))
                 self.columns = columns_of(commit.session, self.name)
             if (identity := self.identities.get(old.lower())) is not None:
-                self._note(commit, self.identities | {new.lower(): identity})
+                self._note_identities(commit, self.identities | {new.lower(): identity})
 
     def identify(self, commit: TableCommit) -> None:
         """Store in the table what identifies its columns, if that is not stored yet."""
         identities = {name.lower(): identity for name, identity in commit.table.identities.items()}
-        self._note(commit, self.identities | identities)
+        self._note_identities(commit, self.identities | identities)
 
-    def _note(self, commit: TableCommit, identities: Mapping[str, str]) -> None:
+    def _note_identities(self, commit: TableCommit, identities: Mapping[str, str]) -> None:
         present = {name: identity for name, identity in identities.items() if name in self.columns}
         if present != self.identities:
             text = properties_text({COLUMNS: identities_text(present)})

@@ -70,9 +70,9 @@ BRANCH = "deltaforge_"
 """What the names of all writers' branches begin with."""
 
 _T = TypeVar("_T")
-_TIMES: Sequence[FoldTime] = ("before", "after", "later")
+_FOLD_TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
-_KEPT_SECONDS = 3600
+_BRANCH_SECONDS = 3600
 """How long a branch is kept, because its writer, or a statement of a dead writer, may still be at
 work. If the branch were dropped meanwhile, the statement would make it again, from the main branch
 as it is then and without the steps before; a writer that publishes it would lose those steps."""
@@ -281,7 +281,7 @@ class LakeWriter:
         self._fill(commit, target, through)
         if pending is not None:
             pending.align(target)
-        name = self._written(target)
+        name = self._written_name(target)
         statements = Statements(name, columns, table.key, table.absent, target.base)
         version = self._execute(commit, target, through, self._steps(commit, statements))
         target.committed = through
@@ -309,7 +309,7 @@ class LakeWriter:
         pending.key_becomes(table.key)
         staged_names = {column.name.lower() for column in columns}
         missing = [name for name, _ in pending.source_columns if name.lower() not in staged_names]
-        name = self._written(pending.table)
+        name = self._written_name(pending.table)
         statements = Statements(name, columns, table.key, table.absent, target.base)
 
         def append() -> Iterator[str]:
@@ -330,7 +330,7 @@ class LakeWriter:
         # Each set of columns has a series of its own, so that it is filled only once.
         names = [target.identities.get(name, name) for name in target.unfilled]
         filled = replace(commit, series=f"/fill/{','.join(sorted(names))}")
-        self._execute(filled, target, through, [target.fill(commit, self._written(target))])
+        self._execute(filled, target, through, [target.fill(commit, self._written_name(target))])
         failpoint("lake-filled")
         target.filled(commit)
 
@@ -367,7 +367,7 @@ class LakeWriter:
             return None
         # Folds at different times may have the same last segment. With the same number of the
         # statement, Delta would skip the second one.
-        number, last = _TIMES.index(time), target.base + through
+        number, last = _FOLD_TIMES.index(time), target.base + through
         rows = pending.rows
         absent = {row.name for row in commit.rows(rows.absent(last))}
         commit.session.sql(rows.folded(last, absent)).createOrReplaceTempView(STAGED)
@@ -382,7 +382,7 @@ class LakeWriter:
         self._ensure_branch(commit, target, through)
         lacking = frozenset(column.staged for column in columns if column.staged.lower() in absent)
         # Pending rows have positions already, not numbers of segments: nothing is added to them.
-        statements = Statements(self._written(target), columns, pending.key, lacking, base=0)
+        statements = Statements(self._written_name(target), columns, pending.key, lacking, base=0)
         merge = statements.merge_current(
             rekey=False, soft_deletes=False, within=self._within(commit, statements)
         )
@@ -391,7 +391,7 @@ class LakeWriter:
         appended = replace(pending.commit, guard=commit.guard)
         self._ensure_branch(appended, pending.table, through)
         deleted = replace(appended, series=f"{appended.series}/fold")
-        delete = f"DELETE FROM {self._written(pending.table)} WHERE df_position <= {last}"
+        delete = f"DELETE FROM {self._written_name(pending.table)} WHERE df_position <= {last}"
         self._execute(deleted, pending.table, through, [delete], number)
         pending.empty = True
         failpoint("lake-fold-deleted")
@@ -403,7 +403,7 @@ class LakeWriter:
         if branches is not None and target.branch is None:
             _make_branch(commit, target, branches, through)
 
-    def _written(self, target: LakeTarget) -> str:
+    def _written_name(self, target: LakeTarget) -> str:
         """Return the name of the table or branch that statements write to."""
         branches = self.dialect.branches
         if branches is None or target.branch is None:
@@ -588,7 +588,7 @@ def _make_branch(commit: TableCommit, target: LakeTarget, branches: Branches, th
     old_branches = [
         name
         for name in own_branches
-        if now - _branch_time(name.removeprefix(prefix)) > _KEPT_SECONDS
+        if now - _branch_time(name.removeprefix(prefix)) > _BRANCH_SECONDS
     ]
     commit.execute(*(branches.drop(target.name, name) for name in old_branches))
     # The name is never one that was used before: a statement of a dead writer may still write to

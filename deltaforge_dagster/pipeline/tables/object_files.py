@@ -318,7 +318,7 @@ class _Objects:
         key = name, version
         version_schema = self._plan.schema(name, version)
         schema = self._schemas.get(key, version_schema)
-        after, before = rows.column("after"), _before(rows)
+        after, before = rows.column("after"), _before_images(rows)
         typed = _images(name, after, schema, rows)
         old = _images(name, before, typed.schema, rows)
         if old.schema != typed.schema:
@@ -437,7 +437,7 @@ class _ParquetWriter(_ObjectContent):
         if not self._waiting or self._schema is None:
             return
         if self._file is None:
-            self._file = self._new(self._schema)
+            self._file = self._new_file(self._schema)
         self._file.writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
         self._waiting.clear()
         self.memory = 0
@@ -448,7 +448,7 @@ class _ParquetWriter(_ObjectContent):
         if len(self._paths) == 1:
             return self._paths[0]
         assert self._schema is not None  # the last one has all columns
-        combined = self._new(self._schema)
+        combined = self._new_file(self._schema)
         for path in self._paths:
             with contextlib.closing(encoded_files.open_file(path)) as file:
                 parquet = pq.ParquetFile(cast("IO[bytes]", file))
@@ -467,7 +467,7 @@ class _ParquetWriter(_ObjectContent):
             self._file.close()
             self._file = None
 
-    def _new(self, schema: pa.Schema) -> _OpenParquet:
+    def _new_file(self, schema: pa.Schema) -> _OpenParquet:
         opened = contextlib.ExitStack()
         self._unfinished.push(opened)
         path = self._path()
@@ -521,7 +521,7 @@ def _in_runs(versions: Sequence[tuple[str | None, _Places]], before: str | None)
         yield names[codes[start]], places[start:stop]
 
 
-def _before(rows: pa.RecordBatch) -> pa.Array[Any]:
+def _before_images(rows: pa.RecordBatch) -> pa.Array[Any]:
     """Return the images before the changes; for a delete without such an image, its key."""
     before = rows.column("before")
     keys = is_op(rows, "d") & before.is_null().to_numpy(zero_copy_only=False)

@@ -347,7 +347,7 @@ class _TableRows:
             }
             old = self._old_key(columns, rows, np.flatnonzero(updates), names)
         changes = self._changes(rows, columns, lacking)
-        self._note(lacking)
+        self._add_absent(lacking)
         if old is None:
             return changes
         ended = self._ended(rows, old, names)
@@ -362,14 +362,14 @@ class _TableRows:
         lacking = _lacking(typed, np.ones(len(old.rows), np.bool_))
         for name in self._key:
             lacking.pop(name, None)
-        self._note(lacking)
+        self._add_absent(lacking)
         changes = rows.take(pa.array(old.rows, pa.int64()))
         ids = [
             str(uuid.uuid5(_OLD_KEYS, str(event_id)))
             for event_id in changes.column("event_id").to_pylist()
         ]
-        changes = _with(changes, "op", pa.array(["d"] * len(ids)).dictionary_encode())
-        return self._changes(_with(changes, "event_id", pa.array(ids)), columns, lacking)
+        changes = _with_column(changes, "op", pa.array(["d"] * len(ids)).dictionary_encode())
+        return self._changes(_with_column(changes, "event_id", pa.array(ids)), columns, lacking)
 
     def _changes(
         self,
@@ -411,7 +411,7 @@ class _TableRows:
         lacking = _lacking(typed, updates)
         for name in (*self._key, *later):
             lacking.pop(name, None)
-        self._note(lacking)
+        self._add_absent(lacking)
         changed, partial = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         if old is not None:
             changed[old.rows] = True
@@ -460,7 +460,7 @@ class _TableRows:
             records[name] = rows.column(name).to_numpy()[places]
         self._file.rekeys = np.concatenate([self._file.rekeys, records])
 
-    def _note(self, lacking: Mapping[str, Mask]) -> None:
+    def _add_absent(self, lacking: Mapping[str, Mask]) -> None:
         names = {name for name, mask in lacking.items() if mask.any()}
         self._file.absent = sorted(names | set(self._file.absent))
 
@@ -774,7 +774,7 @@ def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
     return joined
 
 
-def _with(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
+def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
     """Return rows with other values of a column."""
     return rows.set_column(rows.schema.get_field_index(name), name, column)
 
