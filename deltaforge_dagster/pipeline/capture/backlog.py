@@ -44,16 +44,22 @@ from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceN
 logger = logging.getLogger(__name__)
 
 WORTH_BYTES = 128 << 20
-"""Least unread log, in bytes, that is worth reading in parallel; less is read before tasks have started."""
+"""Least unread log, in bytes, that is worth reading in parallel.
+
+Less is read before tasks have started.
+"""
 
 LOOK_BYTES = 64 << 20
-"""Bytes of log that the run's own reader reads between two checks whether to read the rest in parallel."""
+"""Bytes of log that the run's own reader reads between two checks.
 
-_LARGEST = 256 << 20  # bytes of log in one section
-_MOST = 64  # tasks at a time
-_FAILURES = 3  # in a row, after which the run's own reader alone continues
+A check decides whether to read the rest in parallel.
+"""
+
+_MAX_SECTION_BYTES = 256 << 20  # bytes of log in one section
+_MAX_TASKS = 64  # tasks at a time
+_MAX_FAILURES = 3  # in a row, after which the run's own reader alone continues
 _WAIT_SECONDS = 0.05
-_PATIENCE = 10.0
+_GRACE_SECONDS = 10.0
 """Seconds that running tasks get to finish when the run ends."""
 
 _REPORT = "written string, problem string"
@@ -61,7 +67,13 @@ _REPORT = "written string, problem string"
 
 @dataclass(slots=True)
 class _Pace:
-    """How much log was read most recently, in bytes, and what it became: changes, and bytes of Arrow memory."""
+    """How much log was read most recently, and what it became.
+
+    Attributes:
+        log_bytes: Bytes of log.
+        rows: Changes.
+        bytes: Bytes of Arrow memory.
+    """
 
     log_bytes: int = 0
     rows: int = 0
@@ -103,14 +115,19 @@ class Backlog:
         self._pace = _Pace()
         self._sealed = self._awaited = 0
         self._warming: Future[int] | None = None
-        self._pool = ThreadPoolExecutor(_MOST + 1, thread_name_prefix=f"backlog {self._pipeline}")
+        self._pool = ThreadPoolExecutor(
+            _MAX_TASKS + 1, thread_name_prefix=f"backlog {self._pipeline}"
+        )
 
     def passed(self, log_bytes: int) -> None:
         """Count bytes of log that the run's own reader has read."""
         self._read.log_bytes += log_bytes
 
     def sealed(self, rows: int, size: int, *, awaited: bool) -> None:
-        """Count a segment that the run's own reader has written; `awaited` says whether a sink waited for it."""
+        """Count a segment that the run's own reader has written.
+
+        `awaited` says whether a sink waited for it.
+        """
         self._read.rows += rows
         self._read.bytes += size
         self._sealed += 1
@@ -123,7 +140,7 @@ class Backlog:
         journal's end) and at least `WORTH_BYTES` of log are unread. Before the first time, Spark's
         workers load code and kernels, while the run's own reader continues.
         """
-        if self._failures >= _FAILURES or self._journal.url.startswith("memory:"):
+        if self._failures >= _MAX_FAILURES or self._journal.url.startswith("memory:"):
             return False
         if self._warming is not None and not self._warming.done():
             return False
@@ -138,7 +155,10 @@ class Backlog:
         return useful
 
     def warm_up(self, source: SectionedSource) -> Future[int]:
-        """Start loading code and kernels in Spark's workers; the result is how many tasks run at a time."""
+        """Start loading code and kernels in Spark's workers.
+
+        The future's result is how many tasks run at a time.
+        """
         self._warming = self._pool.submit(self._warm, source)
         return self._warming
 
@@ -180,7 +200,7 @@ class Backlog:
         try:
             while more or readings:
                 if more and not going_on():
-                    more, patience = False, time.monotonic() + _PATIENCE
+                    more, patience = False, time.monotonic() + _GRACE_SECONDS
                 room = more and len(readings) < width
                 if room:
                     section, more = self._next(sections)
@@ -188,7 +208,7 @@ class Backlog:
                         reader = min(set(range(width)) - {reading.reader for reading in readings})
                         job = self._job(source, section, number + len(readings), reader)
                         readings.append(_Reading(section, reader, self._submit(job)))
-                if not readings or not _done(readings[0], 0 if room else _WAIT_SECONDS):
+                if not readings or not _ended_within(readings[0], 0 if room else _WAIT_SECONDS):
                     self._lease.guard()
                     if time.monotonic() > patience:
                         break
@@ -214,20 +234,23 @@ class Backlog:
         """Return how many bytes of log make one segment, judging by the log that was read last."""
         pace, limits = self._pace, self._limits
         if not pace.rows:
-            return _LARGEST
+            return _MAX_SECTION_BYTES
         by_rows = limits.max_events * pace.log_bytes // pace.rows
         by_bytes = limits.max_bytes * pace.log_bytes // max(pace.bytes, 1)
-        return max(1, min(by_rows, by_bytes, _LARGEST))
+        return max(1, min(by_rows, by_bytes, _MAX_SECTION_BYTES))
 
     def _warm(self, source: SectionedSource) -> int:
         """Have all Spark workers load code and kernels; return how many tasks run at a time."""
         session = self._sessions.session()
         # Without a number of partitions, Spark starts one task per core.
-        tasks = session.range(_MOST).mapInArrow(WarmJob(source).run, "task int").toArrow()
-        return min(tasks.num_rows, _MOST)
+        tasks = session.range(_MAX_TASKS).mapInArrow(WarmJob(source).run, "task int").toArrow()
+        return min(tasks.num_rows, _MAX_TASKS)
 
     def _width(self) -> int:
-        """Return how many log sections are submitted at a time: one more than cores, so that none is idle."""
+        """Return how many log sections are submitted at a time.
+
+        It is one more than the cores, so that none is idle; 0 if the workers could not load.
+        """
         assert self._warming is not None
         try:
             return self._warming.result() + 1
@@ -299,6 +322,6 @@ class Backlog:
             self._journal.delete(written.result().segment.path)
 
 
-def _done(reading: _Reading, seconds: float) -> bool:
+def _ended_within(reading: _Reading, seconds: float) -> bool:
     """Wait for a task; return whether it has ended."""
     return bool(wait([reading.written], seconds).done)

@@ -1,4 +1,4 @@
-"""The Spark task that reads a log section, decodes it and writes it as a segment file of the journal.
+"""The Spark task that reads and decodes a log section, and writes it as a segment of the journal.
 
 The file is the same as one that the run writes itself, under the segment number that the run
 assigned. It does not count until the run has added the segment's row to the state store, in the
@@ -110,7 +110,7 @@ def written_by(report: pa.Table) -> WrittenSection:
 
 @dataclass(frozen=True, slots=True)
 class WarmJob:
-    """Has every Spark worker load the code and kernels for reading, before the first log section needs them."""
+    """Has every Spark worker load code and kernels before the first log section needs them."""
 
     source: SectionedSource
 

@@ -163,7 +163,7 @@ class Capture:
         self._next_segment = options.row.next_segment
         self._read_before = False
         self._unwritten = False  # whether anything was read since the last write
-        self._met: Versions = set()
+        self._seen_versions: Versions = set()
         self._attempt = 0
         self._stop = threading.Event()
         self._paused = threading.Event()
@@ -300,7 +300,10 @@ class Capture:
             source.close()
 
     def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
-        """Cut one stream into segments; return the position where it stopped, for a backlog or on request."""
+        """Cut one stream into segments; return the position where it stopped.
+
+        It stops for a backlog, or on request.
+        """
         cutter = SegmentCutter(
             self._limits,
             self._open_writer,
@@ -368,7 +371,7 @@ class Capture:
         return batch.end is not None and self._backlog.due(source, batch.end)
 
     def _read_backlog(self, source: Source, start: Position) -> Position:
-        """Capture a backlog with several readers; return the position where a single one must continue."""
+        """Capture a backlog with several readers; return where a single one must continue."""
         assert self._backlog is not None
         assert isinstance(source, SectionedSource)
         return self._backlog.read(
@@ -490,7 +493,7 @@ class Capture:
             chunks=chunks,
             received_at=received_at,
             trigger=trigger,
-            tally=captured(self._source_id, written, time.time(), self._met),
+            tally=captured(self._source_id, written, time.time(), self._seen_versions),
         )
         self._next_segment = number + 1
         self._moved_to(end)

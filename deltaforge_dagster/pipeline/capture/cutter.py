@@ -104,7 +104,10 @@ class SegmentCutter:
         self._open_since: float | None = None
 
     def accept(self, batch: ChangeBatch) -> None:
-        """Add a batch, and end the segment if it is due; an empty batch only checks whether it is due."""
+        """Add a batch, and end the segment if it is due.
+
+        With an empty batch, this only checks whether the segment is due.
+        """
         if batch.rows is not None:
             self.passed = None
             self._waiting.append(batch.rows)

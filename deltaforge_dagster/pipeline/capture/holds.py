@@ -102,7 +102,10 @@ class Holds:
         return OpenPart(event, since, writer)
 
     def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
-        """Record files of held events that come without a segment; the captured position moves to `end`."""
+        """Record files of held events that come without a segment.
+
+        The captured position moves to `end`.
+        """
         reached = end.to_json()
         self._lease.write(lambda writer: writer.holds.keep(parts, reached))
 
@@ -170,7 +173,10 @@ class Holds:
         self._lease.write(lambda writer: writer.holds.revoke_release(hold, reason))
 
     def _empty(self, hold: HoldRow, again: Sequence[HeldPart]) -> None:
-        """Record that a released hold contained no rows for the journal; events in `again` stay held."""
+        """Record that a released hold contained no rows for the journal.
+
+        Events in `again` stay held.
+        """
         self._lease.write(lambda writer: writer.holds.replace(hold, again))
 
 
@@ -182,7 +188,7 @@ class _HeldAgain:
         self._open = open_part
 
     def write(self, batches: Iterator[ChangeBatch], writer: SegmentWriter) -> None:
-        """Write rows that may be captured to the segment, and the others to a file of held events."""
+        """Write rows that may be captured to the segment, the others to a file of held events."""
         for batch in batches:
             if batch.rows is not None:
                 writer.write(batch.rows)
@@ -191,7 +197,10 @@ class _HeldAgain:
                 self.part.write(event)
 
     def close(self) -> list[HeldPart]:
-        """Make the file of held events durable; return its row, or nothing if no event is held again."""
+        """Make the file of held events durable; return its row.
+
+        Return an empty list if no event is held again.
+        """
         return [] if self.part is None else [self.part.close()]
 
     def abort(self) -> None:

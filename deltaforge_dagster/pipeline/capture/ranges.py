@@ -75,7 +75,9 @@ class Ranges:
         trigger: Trigger | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Record a segment whose file is durable, and set the captured position to `end`, in one fenced transaction.
+        """Record a segment whose file is durable, and set the captured position to `end`.
+
+        Both happen in one fenced transaction.
 
         Args:
             number: Number of the segment.

@@ -8,9 +8,9 @@ acknowledgement and the checkpoint after it. Its size:
 most sinks              the encoded batches as they are
 a sink that takes parts 100,000 messages or 64 MiB: a Kafka commit takes two round trips, 9 ms,
                         during which nothing is sent (`sinks.base.Sink.takes_parts`)
-`spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a batch
-                        ends only where a source transaction ends, so that a transaction larger
-                        than the limits makes a larger batch
+`spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a
+                        batch ends only where a source transaction ends, so that a transaction
+                        larger than the limits makes a larger batch
 `checkpoint.after` too  at most this many messages
 ======================  ====================================================================
 
@@ -83,7 +83,7 @@ class BatchSettings:
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._journal = journal
         self._batch = batch = spec.batch or Batch()
-        self._given = batch.max_events is not None or batch.max_bytes is not None
+        self._has_limits = batch.max_events is not None or batch.max_bytes is not None
         self._after = spec.engine.checkpoint.after
 
     def limits(self, *, parts: bool) -> BatchLimits | None:
@@ -92,20 +92,20 @@ class BatchSettings:
         Args:
             parts: Whether the sink takes several parts at once.
         """
-        if not (parts or self._given or self._after):
+        if not (parts or self._has_limits or self._after):
             return None
-        large = parts and not self._given
+        large = parts and not self._has_limits
         rows, size = (PARTS_ROWS, PARTS_BYTES) if large else (JOINED_ROWS, JOINED_BYTES)
         return BatchLimits(
             max_rows=min(self._batch.max_events or rows, self._after or rows),
             max_bytes=self._batch.max_bytes or size,
-            whole_transactions=self._given and self._batch.respect_source_tx,
+            whole_transactions=self._has_limits and self._batch.respect_source_tx,
             joined=not parts,
         )
 
     def due(self, messages: int) -> bool:
         """Return whether a checkpoint is due after this many messages since the last one."""
-        return bool(self._given or self._after) and messages >= (self._after or 1)
+        return bool(self._has_limits or self._after) and messages >= (self._after or 1)
 
     def transaction_ends(self, segment: SegmentRow) -> _Numbers:
         """Return the ordinals of a segment's rows that end a source transaction, ascending.
@@ -152,7 +152,7 @@ class _Waiting:
         self._pattern = pattern
         self._limits = limits
         self._ends = ends
-        self._known_ends: _Numbers | None = None
+        self._transaction_ends: _Numbers | None = None
         self._parts: list[pa.RecordBatch] = []
         self._ordinals = np.zeros(0, np.int64)
         self._sizes = np.zeros(0, np.int64)
@@ -188,13 +188,16 @@ class _Waiting:
         before, after = self._ordinals[:-1], self._ordinals[1:]
         if not self._limits.whole_transactions:
             return 1 + np.flatnonzero(before != after)
-        if self._known_ends is None:
-            self._known_ends = self._ends()
-        passed = np.searchsorted(self._known_ends, [before, after], "left")
+        if self._transaction_ends is None:
+            self._transaction_ends = self._ends()
+        passed = np.searchsorted(self._transaction_ends, [before, after], "left")
         return 1 + np.flatnonzero(passed[0] != passed[1])
 
     def _parts_of(self, begin: int, stop: int) -> list[pa.RecordBatch]:
-        """Return the messages `begin` to `stop` as they came; as a single part, if they shall be joined."""
+        """Return the messages `begin` to `stop` as they came.
+
+        If they shall be joined, they are a single part.
+        """
         table = pa.Table.from_batches(self._parts).slice(begin, stop - begin)
         return (table.combine_chunks() if self._limits.joined else table).to_batches()
 
@@ -207,7 +210,10 @@ class _Waiting:
 
 
 def _choose(ends: _Numbers, begin: int, fit: int, rows: int) -> int:
-    """Return the last possible end up to `fit`; the next one if a single change or transaction is larger."""
+    """Return the last possible end up to `fit`.
+
+    If a single change or transaction is larger, return the next possible end.
+    """
     if fit >= rows:
         return rows
     after = int(np.searchsorted(ends, begin, "right"))

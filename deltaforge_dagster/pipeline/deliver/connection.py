@@ -1,4 +1,7 @@
-"""The connection of a deliverer to its sink: opened when something is to be sent, closed after each failure."""
+"""The connection of a deliverer to its sink.
+
+It is opened when something is to be sent, and closed after each failure.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class SinkConnection:
         return self._sink
 
     def settle(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
-        """Open the sink; return the checkpoint to resume after, None while more must be captured first."""
+        """Open the sink; return the checkpoint to resume after.
+
+        Return None while more must be captured first.
+        """
         resumed = self._resumption.settle(self.open(checkpoint), checkpoint)
         self.settled = resumed is not None
         return resumed

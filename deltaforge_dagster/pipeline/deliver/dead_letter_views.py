@@ -12,8 +12,8 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 
-_LARGE = ("before", "after", "ddl")
-_CURSOR = ("file", "pos", "row", "tx_id")
+_LARGE_COLUMNS = ("before", "after", "ddl")
+_CURSOR_COLUMNS = ("file", "pos", "row", "tx_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ def views(origin: EventOrigin, changes: pa.RecordBatch, max_event_bytes: int) ->
 
 def _view(origin: EventOrigin, change: pa.RecordBatch, limit: int) -> View:
     cursor = _cursor(change)
-    if sum(change.column(name).nbytes for name in _LARGE) <= limit:
+    if sum(change.column(name).nbytes for name in _LARGE_COLUMNS) <= limit:
         event = _event(origin, change)
         if event is not None and len(event.encode()) <= limit:
             return View(event, False, cursor)
     (row,) = change.to_pylist()
     note = f'"<truncated: original payload exceeded {limit} bytes>"'
-    row |= {name: note for name in _LARGE if row[name] is not None}
+    row |= {name: note for name in _LARGE_COLUMNS if row[name] is not None}
     short = pa.RecordBatch.from_pylist([row], schema=change.schema)
     return View(_event(origin, short) or "{}", True, cursor)
 
 
 def _cursor(change: pa.RecordBatch) -> str:
-    row: dict[str, Any] = {name: change.column(name)[0].as_py() for name in _CURSOR}
+    row: dict[str, Any] = {name: change.column(name)[0].as_py() for name in _CURSOR_COLUMNS}
     cursor = (
         {"file": row["file"], "pos": row["pos"], "gtid": row["tx_id"]}
         if row["file"] is not None

@@ -1,7 +1,8 @@
-"""Dead letters of one sink: changes that can never be delivered to it as they are, set aside in order.
+"""Dead letters of one sink: changes that can never be delivered to it as they are.
 
-Such a change goes to the queue (`state.dead_letters`), so that later changes can pass. A lost
-connection or wrong credentials never make a change a dead letter. The order of writes:
+They are set aside in order. Such a change goes to the queue (`state.dead_letters`), so that later
+changes can pass. A lost connection or wrong credentials never make a change a dead letter. The
+order of writes:
 
 1. the whole change, a row of the frame, is written to a separate file of the journal (`dead/`), so
    that its segment can be deleted on time, and a change of any size is kept;
@@ -40,7 +41,7 @@ from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, Segme
 LOOK_SECONDS = 1.0
 """Seconds between two checks of a queue that has entries."""
 
-_AT_ONCE = 1_000
+_MAX_AT_ONCE = 1_000
 """The maximum number of entries in one file and one transaction."""
 
 WAITING = "waiting"
@@ -62,7 +63,7 @@ class QueueFull(Retryable):
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _KeyRows:
     """Consecutive rows of a segment, with the columns from which their keys are derived."""
 
     segment: int
@@ -107,13 +108,13 @@ class DeadLetterWriter:
         self._journal = run.journal
         self._lease = run.lease
         self._warn = run.warn
-        self._held = HeldKeys()
+        self._held_keys = HeldKeys()
         self._ahead: dict[int, set[int]] = {}
-        self._known: tuple[int, int, int] | None = None
+        self._queue_state: tuple[int, int, int] | None = None
         self._changed = True
         self._entries = 0
         self._looked_at = 0.0
-        self._read: _Read | None = None
+        self._key_rows: _KeyRows | None = None
 
     @property
     def enabled(self) -> bool:
@@ -121,7 +122,9 @@ class DeadLetterWriter:
         return self._options.enabled
 
     def poll(self, checkpoint: CheckpointRow) -> None:
-        """Read the queue again if it has changed: which keys are held, which entries the checkpoint has not passed.
+        """Read the queue again if it has changed.
+
+        The queue says which keys are held, and which entries the checkpoint has not passed.
 
         After its checkpoint was moved back, a sink reaches changes again that are already in the
         queue; they stay there. Only this deliverer adds entries. An entry that is removed elsewhere
@@ -132,10 +135,10 @@ class DeadLetterWriter:
             return
         state = self._store.dead_letters.state(self._pipeline, self._sink_id)
         self._looked_at, self._entries, self._changed = now, state[0], False
-        if state == self._known:
+        if state == self._queue_state:
             return
         letters = self._store.dead_letters.places(self._pipeline, self._sink_id) if state[0] else []
-        self._held = HeldKeys(letters)
+        self._held_keys = HeldKeys(letters)
         self._ahead = {}
         reached = (checkpoint.segment, checkpoint.ordinal)
         for letter in letters:
@@ -147,7 +150,7 @@ class DeadLetterWriter:
                 self._sink_id, at.segment, at.ordinal, complete=at.complete
             )
         )
-        self._known = state
+        self._queue_state = state
 
     def passing(self, row: SegmentRow, batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:
         """Yield a segment's batches without the changes that are set aside, after queueing these.
@@ -203,16 +206,19 @@ class DeadLetterWriter:
     def _aside(
         self, row: SegmentRow, batch: SinkBatch, refused: Sequence[_Refusal]
     ) -> list[_Refusal]:
-        """Return the changes to set aside now, in order: refused ones, and those that wait behind held keys."""
+        """Return the changes to set aside now, in order.
+
+        They are the refused ones, and those that wait behind held keys.
+        """
         numbers = np.array([refusal.ordinal for refusal in refused], np.int64)
         if self._hold_key and refused:
             for keys, refusal in zip(self._keys(row, numbers), refused, strict=True):
                 if keys.some:
-                    self._held.hold((row.segment, refusal.ordinal), keys)
-        if not self._held or not batch.messages.num_rows:
+                    self._held_keys.hold((row.segment, refusal.ordinal), keys)
+        if not self._held_keys or not batch.messages.num_rows:
             return list(refused)
         ordinals = np.unique(np.concatenate([_ordinals(batch), numbers]))
-        behind = waiting(self._held, row.segment, self._columns(row, ordinals))
+        behind = waiting(self._held_keys, row.segment, self._columns(row, ordinals))
         text = "an earlier change of its key is a dead letter"
         aside = {refusal.ordinal: refusal for refusal in refused}
         for ordinal in ordinals[behind].tolist():
@@ -223,20 +229,23 @@ class DeadLetterWriter:
         return keys_of(self._columns(row, ordinals), range(len(ordinals)))
 
     def _columns(self, row: SegmentRow, ordinals: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """Return the columns that the keys of some changes are derived from; a batch's file is read once."""
+        """Return the columns that the keys of some changes are derived from.
+
+        A batch's file is read once.
+        """
         first, last = int(ordinals[0]), int(ordinals[-1])
-        if self._read is None or not self._read.covers(row.segment, first, last):
+        if self._key_rows is None or not self._key_rows.covers(row.segment, first, last):
             batches = self._journal.share(
                 row.path, COLUMNS, ordinals=range(first, last + 1), part=0, of=1
             )
-            self._read = _Read(row.segment, _one(batches))
-        return self._read.rows.take(pa.array(ordinals - self._read.first, pa.int64()))
+            self._key_rows = _KeyRows(row.segment, _joined(batches))
+        return self._key_rows.rows.take(pa.array(ordinals - self._key_rows.first, pa.int64()))
 
     def _put(self, row: SegmentRow, refused: Sequence[_Refusal]) -> int:
         """Put changes into the queue; return how many of them, from the first on, had room."""
         done = 0
         while done < len(refused):
-            chunk = refused[done : done + _AT_ONCE]
+            chunk = refused[done : done + _MAX_AT_ONCE]
             letters = self._letters(row, chunk)
             stored = self._lease.write(
                 lambda writer, letters=letters: writer.dead_letters.add(  # type: ignore[misc]
@@ -248,9 +257,9 @@ class DeadLetterWriter:
             )
             for letter in letters[:stored]:
                 if letter.holds:
-                    self._held.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
+                    self._held_keys.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
             failpoint("dead-letter-written")
-            self._known, self._changed = None, True
+            self._queue_state, self._changed = None, True
             done += stored
             if stored < len(chunk):
                 break
@@ -304,7 +313,7 @@ class DeadLetterWriter:
             batch.filter(pc.is_in(batch.column("ordinal"), value_set=wanted))
             for batch in self._journal.share(row.path, columns, ordinals=span, part=0, of=1)
         ]
-        changes = _one(batches)
+        changes = _joined(batches)
         if changes.num_rows != len(ordinals):
             raise JournalDamaged(f"segment {row.segment}: its journal file lacks rows")
         return changes
@@ -328,7 +337,7 @@ class DeadLetterWriter:
             )
 
 
-def _one(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+def _joined(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     """Return consecutive batches of a segment as one."""
     (rows,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
     return rows

@@ -1,4 +1,7 @@
-"""The time limit of a delivery batch: a sink that exceeds it is closed by a timer, which ends the send."""
+"""The time limit of a delivery batch.
+
+A timer closes a sink that exceeds it, which ends the send.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ class Deadline:
 
     @contextmanager
     def over(self, sink: Sink) -> Iterator[None]:
-        """Close `sink` if the block takes too long; an error that the block then raises becomes `SinkOverdue`.
+        """Close `sink` if the block takes too long.
 
-        If the block succeeds although the limit was exceeded, its result counts.
+        An error that the block then raises becomes `SinkOverdue`. If the block succeeds although
+        the limit was exceeded, its result counts.
 
         Raises:
             SinkOverdue: The block failed, because it took too long.

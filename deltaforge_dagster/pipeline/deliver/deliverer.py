@@ -72,13 +72,14 @@ class Deliverer:
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether the sink can continue only after changes that it already has were captured again."""
+        """Whether changes that the sink has must be captured again before it can continue."""
         return isinstance(self.retries.error, AwaitsCapture)
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink has failed and a run need not wait for it; called by the main thread.
+        """Return whether the sink has failed and a run need not wait for it.
 
-        See `Delivery.stuck`. A run waits for an attempt that is made soon.
+        The main thread calls this. See `Delivery.stuck`. A run waits for an attempt that is made
+        soon.
         """
         error, moved_at = self.retries.error, self.delivery.progress.moved_at
         soon = not self.awaits_capture and self.retries.patience.lasts(moved_at)
@@ -121,7 +122,7 @@ class Deliverer:
                     self._stop.wait(1.0)
                 except DeltaforgeError as error:
                     self._failed(error)
-                except Exception as error:  # noqa: BLE001 - a defect must show as this sink's failure
+                except Exception as error:  # noqa: BLE001 - a defect shows as this sink's failure
                     defect = DeltaforgeError(f"sink {self.sink_id}: delivery broke: {error!r}")
                     defect.__cause__ = error
                     self._context.meter.panicked()

@@ -209,7 +209,10 @@ class DelivererSet:
             self._sensing.segment_added()
 
     def end(self) -> None:
-        """Let the sinks finish their current batches, and stop all threads; Spark's jobs are not waited for."""
+        """Let the sinks finish their current batches, and stop all threads.
+
+        This does not wait for Spark's jobs.
+        """
         if self._processing is not None:
             self._processing.end()
         if self._sensing is not None:
@@ -239,7 +242,7 @@ class DelivererSet:
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether a sink can continue only after changes that it already has were captured again."""
+        """Whether changes that a sink has must be captured again before it can continue."""
         return any(deliverer.awaits_capture for deliverer in list(self._working.values()))
 
     @property
@@ -257,7 +260,7 @@ class DelivererSet:
 
     @property
     def failures(self) -> dict[str, DeltaforgeError]:
-        """The last error of each failing sink, and of each sink that waits for failing processors."""
+        """The last error of each sink that fails, or that waits for failing processors."""
         broken = None if self._processing is None else self._processing.error
         errors = {
             name: deliverer.retries.error or (broken if deliverer.waiting else None)

@@ -1,13 +1,13 @@
 """The delivery of messages to one sink: decides which of its parts acts next.
 
-=====================  ==============================================================================
+=====================  ===========================================================================
 `connection`           open the sink; close it after a failure
-`resumption`           ask a sink that keeps its own position for it whenever the sink was opened, and
-                       determine where delivery resumes
+`resumption`           ask a sink that keeps its own position for it whenever the sink was opened,
+                       and determine where delivery resumes
 `sender`               send a segment; a change that can never be delivered becomes a dead letter
 `progress`             advance the checkpoint to what the sink has acknowledged
 `redrive`              deliver dead letters again on request, between two segments
-=====================  ==============================================================================
+=====================  ===========================================================================
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ class MessageDelivery:
         return self._segment is not None or self.redriving
 
     def deliver(self) -> None:
-        """Determine where the sink resumes, or deliver dead letters, or segments that are encoded together."""
+        """Determine where the sink resumes, or deliver dead letters or segments.
+
+        The segments are those that are encoded together.
+        """
         segment = self._segment
         if not self._connection.settled:
             self._settle()
@@ -111,7 +114,10 @@ class MessageDelivery:
         self._context.meter.did(self._connection.traffic)
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink fails; if it awaits capture, only once it has searched everything up to `captured`."""
+        """Return whether the sink fails.
+
+        If it awaits capture, this is so only once everything up to `captured` was searched.
+        """
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):
             return self._resumption.looked_up_to == captured
@@ -136,7 +142,10 @@ class MessageDelivery:
         return self._context.segments.segment(number)
 
     def _settle(self) -> None:
-        """Open the sink and set the checkpoint to what the sink really has, once that is in the journal."""
+        """Open the sink and set the checkpoint to what the sink really has.
+
+        The checkpoint is set once that is in the journal.
+        """
         attempts = self._thread.attempts
         checkpoint = self._connection.settle(self.progress.checkpoint)
         if checkpoint is not None:

@@ -66,7 +66,10 @@ class SinkProgress:
             self.moved_at = time.monotonic()
 
     def advance(self, row: SegmentRow, ordinal: int, sink: Sink, *, complete: bool) -> None:
-        """Write that everything up to a row of a segment was acknowledged, or has become a dead letter."""
+        """Record that the sink is done with everything up to a row of a segment.
+
+        Every change up to it was acknowledged, or has become a dead letter.
+        """
         exactly_once = sink.exactly_once
         position = row.end_position if complete else None
         sent = (self._sent or self.checkpoint.sent) if exactly_once else None

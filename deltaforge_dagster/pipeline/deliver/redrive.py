@@ -40,7 +40,7 @@ from deltaforge_dagster.state.store import FencedWriter
 
 _CHUNK_ROWS = 500
 _CHUNK_BYTES = 8 << 20
-"""The maximum number of entries that are delivered at once, and of bytes of their stored changes."""
+"""The most entries that are delivered at once, and the most bytes of their stored changes."""
 
 
 class Redriver:
@@ -84,7 +84,7 @@ class Redriver:
         return self._due
 
     def deliver(self, sink: Sink, checkpoint: CheckpointRow) -> tuple[CheckpointRow, int]:
-        """Deliver some due entries; return the checkpoint as it is then, and the number of messages.
+        """Deliver some due entries; return the resulting checkpoint and the number of messages.
 
         Raises:
             DeltaforgeError: The sink failed; entries that were not delivered stay due.
@@ -139,7 +139,10 @@ class Redriver:
     def _settle(
         self, chunk: Sequence[DeadLetterRow], passed: int, refused: Mapping[int, Undeliverable]
     ) -> None:
-        """Remove the delivered entries, those before index `passed`, and keep those that were refused again."""
+        """Remove the delivered entries, those before index `passed`.
+
+        Those that were refused again stay in the queue.
+        """
         delivered = [
             letter.seq for index, letter in enumerate(chunk[:passed]) if index not in refused
         ]
@@ -177,9 +180,9 @@ class Redriver:
             if letter.holds and letter.state == "redrive":
                 risky.hold(address, keys)
             ready.append(letter)
-        return self._kept(ready)
+        return self._with_changes(ready)
 
-    def _kept(
+    def _with_changes(
         self, letters: Sequence[DeadLetterRow]
     ) -> tuple[list[DeadLetterRow], list[dict[str, Any]]]:
         """Return the first of the entries, with their stored changes, up to `_CHUNK_BYTES`.
@@ -210,7 +213,7 @@ class Redriver:
         return chunk, changes
 
     def _give_up(self, seqs: Sequence[int], error: JournalDamaged) -> None:
-        """Mark entries whose stored changes are lost as failed, so that they do not stop the others."""
+        """Mark entries whose stored changes are lost as failed, so that the others can continue."""
         text = f"what was kept of it is lost: {error}; acknowledge it"
 
         def give_up(writer: FencedWriter) -> None:

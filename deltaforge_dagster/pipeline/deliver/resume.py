@@ -8,16 +8,16 @@ something was restored, reset or created again:
 the sink's position is                 the sink resumes
 =====================================  ==========================================================
 absent                                 after the checkpoint
-of this uid and lineage, sent last      after the checkpoint; changes in between were not for it
+of this uid and lineage, sent last     after the checkpoint; changes in between were not for it
 of this uid and lineage, newer         after the position; the checkpoint advances
-of this uid and lineage, older         after the position: the sink has lost data, which is sent again
-                                       from the journal with a warning; *stop* if the journal no
-                                       longer has it
+of this uid and lineage, older         after the position: the sink has lost data, which is sent
+                                       again from the journal with a warning; *stop* if the
+                                       journal no longer has it
 of this uid, of another lineage        after the checkpoint: it was reset, or later changes were
                                        delivered at least once, so the position is outdated
 of another uid, checkpoint overrules   after the checkpoint, for the same reasons
-of our lineage, but of another uid     the journal was rebuilt: after the checkpoint if the position is
-                                       from before the journal, else as below
+of our lineage, but of another uid     the journal was rebuilt: after the checkpoint if the
+                                       position is from before the journal, else as below
 otherwise                              at the *source position*: the journal was created again, or
                                        the state store was restored from a backup
 =====================================  ==========================================================
@@ -93,7 +93,10 @@ class JournalEnd:
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:
-    """A place in the journal up to which everything has arrived; the fields are those of `CheckpointRow`."""
+    """A place in the journal up to which everything has arrived.
+
+    The fields are those of `CheckpointRow`.
+    """
 
     segment: int
     ordinal: int

@@ -1,8 +1,8 @@
-"""Resume a sink after it was opened: `resume` decides where, this module reads what the decision needs and applies it.
+"""Resume a sink after it was opened.
 
-Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle`
-then moves the checkpoint to where the sink really is, at once or when capture has reached that
-place.
+`resume` decides where; this module reads what the decision needs, and applies it. Each deliverer
+has one. `begin` reads the sink's own position after the sink was opened; `settle` then moves the
+checkpoint to where the sink really is, at once or when capture has reached that place.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Resumption:
             PositionLost: The sink cannot resume; the message says why, and what to do.
             SinkRejected: What the sink stores as its position cannot be parsed.
         """
-        row = self._row()
+        row = self._pipeline_row()
         self._uid = row.uid
         self._searched.clear()
         self._goal = None
@@ -70,7 +70,7 @@ class Resumption:
         if position is not None:
             segment = self._segments.segment(position.segment)
             try:
-                goal = resume.decide(checkpoint, position, segment, self._facts(row))
+                goal = resume.decide(checkpoint, position, segment, self._journal_end(row))
             except PositionLost as error:
                 raise self._with_remedy(error) from error
             if goal != JournalPlace.of(checkpoint):
@@ -123,7 +123,9 @@ class Resumption:
         return checkpoint
 
     def skip_segments(self, checkpoint: CheckpointRow) -> CheckpointRow | None:
-        """Move the checkpoint past the segments that a sink without a position of its own has (`CheckpointRow.skip`).
+        """Move the checkpoint past the segments that a sink without its own position has.
+
+        `CheckpointRow.skip` says which.
 
         Returns:
             The checkpoint to resume after, None while more must be captured first.
@@ -146,7 +148,9 @@ class Resumption:
         )
 
     def redrive_origin(self, sink: Sink, checkpoint: CheckpointRow, attempt: str) -> Origin:
-        """Return the origin of redelivered dead letters, with which a sink stores its unchanged position.
+        """Return the origin of redelivered dead letters.
+
+        With it, a sink stores its unchanged position.
 
         Args:
             sink: The open sink, for which `settle` has returned a checkpoint.
@@ -172,7 +176,7 @@ class Resumption:
         """Return the position of a sink that has everything up to its checkpoint."""
         assert checkpoint.lineage is not None
         row = self._segments.segment(checkpoint.segment)
-        reached = checkpoint.source_position or _reached(self._row())
+        reached = checkpoint.source_position or _reached(self._pipeline_row())
         inside = row is not None and not checkpoint.complete
         return SinkPosition(
             uid=self._uid,
@@ -187,7 +191,7 @@ class Resumption:
         )
 
     def _event_id(self, row: SegmentRow | None, ordinal: int) -> str:
-        """Return the id of the event at an ordinal; empty if the journal does not have it any more."""
+        """Return the id of the event at an ordinal; empty if the journal no longer has it."""
         if row is None or ordinal < 0:
             return ""
         for batch in self._journal.batches(row, ["ordinal", "event_id"]):
@@ -197,7 +201,7 @@ class Resumption:
         return ""
 
     def _find(self, skip: Skip, checkpoint: CheckpointRow) -> JournalPlace | None:
-        row = self._row()
+        row = self._pipeline_row()
         reached = self._segments.reached(_reached(row))
         captured = parse_position(reached)
         if isinstance(skip, SkipSegments):
@@ -213,7 +217,10 @@ class Resumption:
         return goal
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
-        """Return an event's ordinal in a segment; a segment that was searched without success is not read again."""
+        """Return an event's ordinal in a segment; None if it is not there.
+
+        A segment that was searched without success is not read again.
+        """
         assert isinstance(segment, SegmentRow)
         if segment.segment_id in self._searched:
             return None
@@ -251,12 +258,12 @@ class Resumption:
         self._warned = True
         self._warn(f"sink {self._sink_id}: {notice}")
 
-    def _facts(self, row: PipelineRow) -> resume.JournalEnd:
+    def _journal_end(self, row: PipelineRow) -> resume.JournalEnd:
         first = self._store.segments.read(self._pipeline, limit=1)
         start = first[0].start_position if first else _reached(row)
         return resume.JournalEnd(row.uid, self._source, row.next_segment, start)
 
-    def _row(self) -> PipelineRow:
+    def _pipeline_row(self) -> PipelineRow:
         row = self._store.pipelines.get(self._pipeline)
         assert row is not None
         return row
@@ -269,14 +276,20 @@ class Resumption:
 
 
 def _reached(row: PipelineRow) -> str:
-    """Return the captured position, or the start position, which is fixed before anything is delivered."""
+    """Return the captured position, or else the start position.
+
+    The start position is fixed before anything is delivered.
+    """
     position = row.captured_position or row.start_position
     assert position is not None
     return position
 
 
 def _position(sink: Sink, checkpoint: CheckpointRow) -> SinkPosition | None:
-    """Return the sink's own position; one that cannot be parsed is ignored if the checkpoint overrules it."""
+    """Return the sink's own position.
+
+    One that cannot be parsed is ignored if the checkpoint overrules it.
+    """
     try:
         return sink.position()
     except SinkRejected:

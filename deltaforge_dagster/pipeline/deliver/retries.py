@@ -52,7 +52,7 @@ class Retries:
         self.patience.succeeded()
 
     def failed(self, error: DeltaforgeError, checkpoint: CheckpointRow) -> float:
-        """Record a failure after a checkpoint; return the seconds to wait before the next attempt."""
+        """Record a failure after a checkpoint; return the seconds to wait before trying again."""
         run, meter, sink_id = self._context.run, self._context.meter, self._context.sink_id
         if isinstance(error, JournalDamaged):
             error = self._with_way_out(error)
@@ -98,8 +98,9 @@ class Retries:
             return error  # the next failure adds the remedy
         if lost:
             return JournalDamaged(
-                f"{error}; the source was told that it may forget what this sink lacks, so only the journal had it: bring "
-                "the file back, or let the sink have the rows that exist now",
+                f"{error}; the source was told that it may forget what this sink lacks, so only "
+                "the journal had it: bring the file back, or let the sink have the rows that exist "
+                "now",
                 remedy=f"deltaforge recover {pipeline}",
             )
         return JournalDamaged(

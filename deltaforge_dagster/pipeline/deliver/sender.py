@@ -1,4 +1,7 @@
-"""Sending: the encoded messages of a segment go to the sink in delivery batches, and the checkpoint follows them."""
+"""Sends the encoded messages of a segment to the sink in delivery batches.
+
+The checkpoint follows them.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ class SegmentSender:
         return True
 
     def _put_aside(self, row: SegmentRow, error: Undeliverable | QueueFull, sink: Sink) -> None:
-        """Set a change aside as a dead letter, so that the sink can continue; everything before it was sent."""
+        """Set a change aside as a dead letter, so that the sink can continue.
+
+        Everything before it was sent.
+        """
         try:
             self._dead_letters.refuse(row, error)
         except (Undeliverable, QueueFull):

@@ -1,4 +1,7 @@
-"""Builds the delivery to a sink that keeps tables: what stages the changes, and what writes them, depends on its kind."""
+"""Builds the delivery to a sink that keeps tables.
+
+What stages the changes, and what writes them, depends on the sink's kind.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def build_table_delivery(
         source = context.spec.spec.source.config.id
         log = lease.write(lambda writer: writer.failovers.server(source))
         owner = TableOwner(uid, lease.pipeline, config.id, log or "")
-        with _opened(run, kind, config, owner) as writer:
+        with _open_writer(run, kind, config, owner) as writer:
             try:
                 yield writer
             finally:
@@ -116,7 +119,7 @@ def _stager(
 
 
 @contextmanager
-def _opened(
+def _open_writer(
     run: RunContext, kind: TableSinkType[Any], config: StagedSinkConfig, owner: TableOwner
 ) -> Iterator[CommitWriter]:
     if isinstance(kind, LakeSinkType):

@@ -1,4 +1,4 @@
-"""Encode cache: share encoded segments, so that one Spark job serves all sinks that need the same segments.
+"""Encode cache: one Spark job serves all sinks that need the same segments.
 
 A deliverer asks for the row that it needs next and gets an entry that covers it: the segment of the
 row and as many following ones as `deliver.max_bytes` allows, or one part of an unusually large
@@ -27,16 +27,16 @@ from deltaforge_dagster.state.records import SegmentRow
 _SEGMENTS_PER_JOB = 64
 
 
-_Place = tuple[int, int]
+_RowAddress = tuple[int, int]
 """Address of a row in the journal: segment and ordinal."""
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CacheEntry:
     """Encoded rows from `begin` (included) to `end` (excluded)."""
 
-    begin: _Place
-    end: _Place
+    begin: _RowAddress
+    end: _RowAddress
     future: Future[EncodedSegments]
     users: int = 0
     used: int = 0
@@ -72,13 +72,13 @@ class EncodeCache:
         self._max_bytes = max_bytes
         self._last = last
         self._lock = threading.Lock()
-        self._entries: list[_Entry] = []
-        self._reached: dict[str, _Place] = {}
-        self._next: dict[str, _Place] = {}
+        self._entries: list[_CacheEntry] = []
+        self._reached: dict[str, _RowAddress] = {}
+        self._next: dict[str, _RowAddress] = {}
         self._parts: dict[int, list[range]] = {}
         self._clock = 0
         self._closed = False
-        self._keep = sinks + 1
+        self._max_unused = sinks + 1
         self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"encode {pipeline}")
 
     @contextmanager
@@ -97,7 +97,7 @@ class EncodeCache:
         with self._lock:
             self._reached[sink] = (segment, ordinal)
             self._let_go()  # first, so that the job started below can overwrite the dropped files
-        cached = self._entry((segment, ordinal))
+        cached = self._acquire((segment, ordinal))
         if cached is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
         try:
@@ -112,7 +112,7 @@ class EncodeCache:
             self._release(cached)
 
     def segment_added(self) -> None:
-        """Start encoding what a sending deliverer needs next, if it was not in the journal until now."""
+        """Start encoding what a sending deliverer needs next, if the journal has it only now."""
         with self._lock:
             addresses = set(self._next.values())
         for address in addresses:
@@ -120,12 +120,15 @@ class EncodeCache:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a sink is being sent the last rows in the journal, and nothing is being encoded that follows them."""
+        """Whether a sink is sent the journal's last rows and nothing later is being encoded."""
         with self._lock:
             return any(self._find(address) is None for address in self._next.values())
 
     def close(self) -> None:
-        """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
+        """Delete all files, without waiting for running jobs.
+
+        The files of running jobs are deleted when the jobs end.
+        """
         with self._lock:
             self._closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -134,18 +137,18 @@ class EncodeCache:
             cached.future.add_done_callback(_discard)
         self._encoder.close()
 
-    def _begin(self, address: _Place) -> None:
+    def _begin(self, address: _RowAddress) -> None:
         """Start encoding the entry that covers a row, if the row is in the journal."""
         with contextlib.suppress(DeltaforgeError):  # the deliverer that needs it gets the error
-            self._release(self._entry(address))
+            self._release(self._acquire(address))
 
-    def _result(self, cached: _Entry) -> EncodedSegments:
+    def _result(self, cached: _CacheEntry) -> EncodedSegments:
         try:
             return cached.future.result()
         except CancelledError:
             raise SparkUnavailable(f"{self._pipeline}: the run is ending") from None
 
-    def _entry(self, address: _Place) -> _Entry | None:
+    def _acquire(self, address: _RowAddress) -> _CacheEntry | None:
         """Return the entry that covers a row, marked as used; None if there is no such segment."""
         with self._lock:
             if self._closed:
@@ -158,19 +161,22 @@ class EncodeCache:
                 return None
             begin, end, ordinals = self._extent(segments, address)
             future = self._pool.submit(self._encode, segments, ordinals)
-            cached = _Entry(begin, end, future, users=1)
+            cached = _CacheEntry(begin, end, future, users=1)
             self._entries.append(cached)
             return cached
 
-    def _find(self, address: _Place) -> _Entry | None:
-        """Return the entry that covers a row and has not failed, or None; call with the lock held."""
+    def _find(self, address: _RowAddress) -> _CacheEntry | None:
+        """Return the entry that covers a row and has not failed, or None.
+
+        Call this with the lock held.
+        """
         for cached in self._entries:
             if cached.begin <= address < cached.end and not _failed(cached):
                 return cached
         return None
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
-        """Return the segments of one job: as many as fit its bytes, or one that is encoded in parts."""
+        """Return the segments of one job: as many as its bytes allow, or one encoded in parts."""
         rows = self._journal.segments(first=segment, last=self._last, limit=_SEGMENTS_PER_JOB)
         if not rows or rows[0].segment != segment:
             return []
@@ -184,8 +190,8 @@ class EncodeCache:
         return rows
 
     def _extent(
-        self, segments: list[SegmentRow], address: _Place
-    ) -> tuple[_Place, _Place, range | None]:
+        self, segments: list[SegmentRow], address: _RowAddress
+    ) -> tuple[_RowAddress, _RowAddress, range | None]:
         first, last = segments[0], segments[-1]
         for part in self._parts_of(first):
             if address[1] in part and len(part) < first.rows:
@@ -206,7 +212,7 @@ class EncodeCache:
         failpoint("segment-encoded")
         return encoded
 
-    def _release(self, cached: _Entry | None) -> None:
+    def _release(self, cached: _CacheEntry | None) -> None:
         if cached is None:
             return
         with self._lock:
@@ -223,7 +229,7 @@ class EncodeCache:
             key=lambda cached: cached.used,
         )
         needed = [cached for cached in idle if not _failed(cached) and passed < cached.end]
-        kept = needed[-self._keep :]
+        kept = needed[-self._max_unused :]
         spare = [cached for cached in idle if cached not in kept]
         self._entries = [cached for cached in self._entries if cached not in spare]
         for cached in spare:
@@ -231,7 +237,7 @@ class EncodeCache:
                 self._encoder.recycle(cached.future.result())
 
 
-def _failed(cached: _Entry) -> bool:
+def _failed(cached: _CacheEntry) -> bool:
     return cached.future.done() and not _succeeded(cached.future)
 
 

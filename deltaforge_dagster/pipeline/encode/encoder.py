@@ -89,13 +89,16 @@ _SLICES = StructType(
 
 
 def are_few(segments: Sequence[SegmentRow]) -> bool:
-    """Return whether segments have so few rows that a Spark job costs more than doing its work in the run."""
+    """Return whether segments have too few rows to be worth a Spark job.
+
+    A Spark job for them costs more than doing its work in the run.
+    """
     rows, size = sum(row.rows for row in segments), sum(row.bytes for row in segments)
     return rows <= SMALL_ROWS and size <= SMALL_BYTES
 
 
 class Encoder:
-    """Encodes segments of one pipeline for all of its sinks; may be used by several threads at once.
+    """Encodes segments of one pipeline for all of its sinks; safe for several threads at once.
 
     Args:
         spec: The pipeline.
@@ -126,10 +129,10 @@ class Encoder:
         self._versions = versions
 
     def parts(self, segment: SegmentRow) -> list[range]:
-        """Return the ranges of ordinals that are encoded at once: one for the whole segment, or several parts.
+        """Return the ranges of ordinals that are encoded at once.
 
-        A transaction of any size is one segment; in parts it needs no more memory and disk than
-        ordinary segments.
+        There is one for the whole segment, or there are several parts. A transaction of any size is
+        one segment; in parts it needs no more memory and disk than ordinary segments.
 
         Raises:
             JournalDamaged: The file is missing or cannot be decoded.
@@ -193,7 +196,10 @@ class Encoder:
         return encoded
 
     def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
-        """Return the messages of rows in memory, numbered from 0 in `AT_HAND`; runs no Spark job."""
+        """Return the messages of rows in memory, numbered from 0 in `AT_HAND`.
+
+        This runs no Spark job.
+        """
         plan = self._plan_for(_versions_in(rows))
         slices, batches = _messages(plan, as_frame(rows))
         return self._encoded([replace(AT_HAND, rows=rows.num_rows)], slices, batches, None, plan)

@@ -66,7 +66,10 @@ _FIELDS: list[pa.Field[Any]] = [
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
 ]
 SLICES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
-"""Columns of a writer's report: those of `BatchSlice`, or the class and text of the error that stopped it."""
+"""Columns of a writer's report: those of `BatchSlice`, or the error that stopped it.
+
+An error is reported as its class and text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ def reported(report: pa.Table) -> list[BatchSlice]:
 @contextlib.contextmanager
 def _writable(path: str, *, new: bool) -> Iterator[io.BufferedIOBase]:
     if "://" in path:
-        storage, name = _place(path)
+        storage, name = _storage_and_name(path)
         remote = Checksummed(storage.create(name))
         try:
             yield cast("io.BufferedIOBase", remote)  # Arrow calls write and tell, nothing else
@@ -191,14 +194,16 @@ class SmallWrites(io.FileIO):
         return super().write(memoryview(data)[:WRITE_BYTES])
 
 
-def _place(path: str) -> tuple[JournalStorage, str]:
+def _storage_and_name(path: str) -> tuple[JournalStorage, str]:
     """Return the storage of a file's or folder's parent, and its name there."""
     parent, _, name = path.rpartition("/")
     return open_storage(parent if "://" in parent else Path(parent).absolute().as_uri()), name
 
 
 def new_file(path: str) -> contextlib.AbstractContextManager[io.BufferedIOBase]:
-    """Return a new file for writing, with the mode of encoded files; a remote one appears when it is complete.
+    """Return a new file for writing, with the mode of encoded files.
+
+    A remote file appears when it is complete.
 
     Raises:
         StoreUnavailable: It cannot be written.
@@ -219,19 +224,19 @@ def open_file(path: str) -> pa.NativeFile | IO[bytes]:
         JournalDamaged: The file does not exist.
         StoreUnavailable: The file cannot be read now.
     """
-    storage, name = _place(path)
+    storage, name = _storage_and_name(path)
     return storage.open(name)
 
 
 def spark_path(path: str) -> str:
     """Return the path with which Spark itself reads a file."""
-    storage, name = _place(path)
+    storage, name = _storage_and_name(path)
     return storage.locate(name)
 
 
 def exists(path: str) -> bool:
     """Return whether a file exists."""
-    storage, name = _place(path)
+    storage, name = _storage_and_name(path)
     return storage.exists(name)
 
 
@@ -263,7 +268,7 @@ class MappedBatches:
             if "://" not in path:
                 with Path(path).open("rb") as file:
                     return cls(file, end)
-            storage, name = _place(path)
+            storage, name = _storage_and_name(path)
             with tempfile.TemporaryFile() as local:
                 with storage.open(name) as remote:
                     shutil.copyfileobj(remote, local, _COPY_BYTES)
@@ -294,7 +299,7 @@ def remove(*paths: str) -> None:
     Mapped files stay readable.
     """
     for path in paths:
-        storage, name = _place(path)
+        storage, name = _storage_and_name(path)
         with contextlib.suppress(StoreUnavailable):
             storage.delete(name)
 
@@ -358,7 +363,7 @@ def sweep_encoded(folder: str, keep_run_ids: Collection[str], older_than: float)
 
 def _listed(folder: str) -> Iterator[tuple[str, float]]:
     """Yield path and age (seconds since the last write) of the encoded files in a folder."""
-    storage, name = _place(folder)
+    storage, name = _storage_and_name(folder)
     parent = folder.rpartition("/")[0]
     for path in storage.list(name):
         if path.endswith(_ENDINGS):

@@ -1,4 +1,4 @@
-"""Make messages from the change frame: in Spark's tasks, and in the run itself if there are few rows.
+"""Make messages from the change frame: in Spark's tasks, or in the run if there are few rows.
 
 A `MessagePlan` says which columns the messages of a pipeline's sinks need, each distinct one once,
 and makes them from batches of the change frame. It is pickled for Spark: a task reads its share of
@@ -157,22 +157,22 @@ class MessagePlan:
         for whole in frame:
             for rows in _cut(whole):
                 try:
-                    yield self._made(rows)
+                    yield self._messages(rows)
                 except UnsupportedEvent:
                     for row in range(rows.num_rows):
-                        yield self._made_of_one(rows.slice(row, 1))
+                        yield self._messages_of_change(rows.slice(row, 1))
 
     @property
     def _expands(self) -> bool:
         return self.splits or self.tombstones
 
-    def _made(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _messages(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self._expands:
             rows = expansion.expand(rows, splits=self.splits, tombstones=self.tombstones)
         taken, makers = self._makers(rows)
         return _table(taken | {name: make() for name, make in makers.items()})
 
-    def _made_of_one(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    def _messages_of_change(self, row: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages of one change, and which of their columns cannot be made."""
         unmade: list[str] = []
         if self._expands:
@@ -203,7 +203,7 @@ class MessagePlan:
             name: functools.partial(make, own if name == _IDEMPOTENCY_KEY else rows)
             for name, make in self.columns.items()
         }
-        return {name: own.column(name) for name in _TAKEN} | extra, makers
+        return {name: own.column(name) for name in _COPIED_COLUMNS} | extra, makers
 
     def _route(
         self,
@@ -271,7 +271,7 @@ class MessagePlan:
         return name
 
 
-_TAKEN = ("segment", "ordinal", "event_id", "headers")
+_COPIED_COLUMNS = ("segment", "ordinal", "event_id", "headers")
 _IDEMPOTENCY_KEY = "idempotency_key"
 
 
@@ -334,7 +334,9 @@ def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a segment that one task encodes: every `of`-th row group, starting with the `part`-th.
+    """The part of a segment that one task encodes.
+
+    It is every `of`-th row group, starting with the `part`-th.
 
     Attributes:
         path: The segment's file, as in its row.

@@ -144,9 +144,9 @@ class EncodedSegments:
                 raise refused[0]
 
     def sent(self, sink_id: str) -> None:
-        """Give back the memory of the messages that a sink has read so far, because they were sent; the newest batch stays.
+        """Give back the memory of the messages that a sink has read so far, because they were sent.
 
-        The messages can be read again, from the system's cache of files.
+        The newest batch stays. The messages can be read again, from the system's cache of files.
         """
         with self._opening:
             for path, number in self._in_memory[sink_id][:-1]:
@@ -166,7 +166,10 @@ class EncodedSegments:
         return paths
 
     def _read(self, sink_id: str, batch_slice: BatchSlice) -> pa.RecordBatch:
-        """Return the batch of a slice; a file is opened once for all sinks, because remote files are copied."""
+        """Return the batch of a slice.
+
+        A file is opened once for all sinks, because remote files are copied.
+        """
         path, number = batch_slice.path, batch_slice.batch
         with self._opening:  # a file serves one thread at a time
             if path not in self._files:

@@ -29,7 +29,7 @@ class EmptyKeys:
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def inspect(self, rows: pa.RecordBatch, route: Route, sink_id: str) -> None:
         """Check rows that will be sent to a sink."""
@@ -40,12 +40,12 @@ class EmptyKeys:
             return
         empty = cast("list[str]", column.drop_null().unique().to_pylist())
         for path in dict.fromkeys(path for paths in empty for path in paths.splitlines()):
-            if (route.key.text, path) not in self._told:
-                self._told.add((route.key.text, path))
+            if (route.key.text, path) not in self._warned:
+                self._warned.add((route.key.text, path))
                 self._warn(
-                    f"sink {sink_id}: ${{{path}}} in the key {route.key.text!r} has no value for some "
-                    "events and is empty text there; ${key.<column>} has a value for every change of "
-                    "a row with a primary key"
+                    f"sink {sink_id}: ${{{path}}} in the key {route.key.text!r} has no value for "
+                    "some events and is empty text there; ${key.<column>} has a value for every "
+                    "change of a row with a primary key"
                 )
 
 
@@ -84,12 +84,12 @@ def select_messages(
 def _column(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
     """Return a column of messages, all null if the route does not have it."""
     if route.schemas is not None and name in {"value", "schema"}:
-        return _part(rows, route, name)
+        return _avro_column(rows, route, name)
     own = route.columns.get(name)
     return pa.nulls(rows.num_rows, pa.string()) if own is None else rows.column(own)
 
 
-def _part(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
+def _avro_column(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
     """Return a column of messages in Avro."""
     part: pa.Array[Any] = pc.struct_field(rows.column(route.columns["value"]), name)
     return part
@@ -111,7 +111,7 @@ def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> 
                 problem = "no message of 2 GiB or more can be made of"
                 refuse(row, problem, "leave out what makes it so large", "too_large")
     if route.schemas is not None:
-        unfit = _part(rows, route, "unfit")
+        unfit = _avro_column(rows, route, "unfit")
         for row in np.flatnonzero(unfit.is_valid()).tolist():
             advice = f"{unfit[row].as_py()}; leave the column out (engine.columns), or send JSON"
             refuse(row, "no message in Avro can be made of", advice, "serialization")

@@ -22,8 +22,8 @@ class RegisteredVersions:
         self._schemas = schemas
         self._pipeline = pipeline
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], tuple[VersionName, TableSchema]] = {}
-        self._asked: set[tuple[str, str]] = set()
+        self._versions: dict[tuple[str, str], tuple[VersionName, TableSchema]] = {}
+        self._looked_up: set[tuple[str, str]] = set()
 
     def of(self, wanted: Collection[tuple[str, str]]) -> list[tuple[VersionName, TableSchema]]:
         """Return table versions; those that were never registered are left out.
@@ -36,10 +36,12 @@ class RegisteredVersions:
         """
         with self._lock:
             # Read again for new names only: a version is registered before its rows are captured.
-            if not self._asked >= set(wanted):
-                self._known = self._read()
-                self._asked |= set(wanted)
-            return [self._known[version] for version in sorted(wanted) if version in self._known]
+            if not self._looked_up >= set(wanted):
+                self._versions = self._read()
+                self._looked_up |= set(wanted)
+            return [
+                self._versions[version] for version in sorted(wanted) if version in self._versions
+            ]
 
     def _read(self) -> dict[tuple[str, str], tuple[VersionName, TableSchema]]:
         return {

@@ -112,13 +112,13 @@ def open_pending(
     if main.token is None and not make:
         return None
     command = commit.owner.resync_command(commit.table)
-    commit = _beside(commit)
+    commit = _pending_commit(commit)
     name = commit.dialect.table(commit.table.destination)
     if (required or not make) and not table_exists(commit, name):
         if required:
             raise TableRejected(
-                f"{commit.label} is gone, with changes that its table does not have yet; bring it back, or have its "
-                f"table loaded again",
+                f"{commit.label} is gone, with changes that its table does not have yet; bring it "
+                f"back, or have its table loaded again",
                 remedy=command,
             )
         return None
@@ -131,7 +131,7 @@ def open_pending(
     own_properties = _properties(commit, main.token, main.base)
     if make:
         _create(commit, own_properties, replace=False)
-    properties = _owned(commit, name)
+    properties = _checked_properties(commit, name)
     if properties.get(PENDING) != main.token:  # the changes were those of a table that was dropped
         # The settings that stamp statements stay set in the session. With the stamp of an earlier
         # statement, Delta would skip this one.
@@ -168,19 +168,19 @@ def replace_pending(commit: TableCommit) -> str | None:
     Raises:
         TableRejected: The table of pending changes does not belong to the sink.
     """
-    commit = _beside(commit)
+    commit = _pending_commit(commit)
     name = commit.dialect.table(commit.table.destination)
     exists = table_exists(commit, name)
     if not exists and commit.config.pending is None:
         return None
     if exists:
-        _owned(commit, name)
+        _checked_properties(commit, name)
     token = secrets.token_hex(8)
     _create(commit, _properties(commit, token, 0), replace=exists)
     return token
 
 
-def _beside(commit: TableCommit) -> TableCommit:
+def _pending_commit(commit: TableCommit) -> TableCommit:
     """Return the commit that writes to the table with the pending changes of a commit's table."""
     pending_table = replace(commit.table, destination=pending_name(commit.table.destination))
     return replace(commit, table=pending_table, pending=True)
@@ -204,7 +204,7 @@ def _create(commit: TableCommit, properties: dict[str, str], *, replace: bool) -
     )
 
 
-def _owned(commit: TableCommit, name: str) -> dict[str, str]:
+def _checked_properties(commit: TableCommit, name: str) -> dict[str, str]:
     """Return the properties of a table of pending changes that is this sink's.
 
     Raises:
@@ -218,8 +218,8 @@ def _owned(commit: TableCommit, name: str) -> dict[str, str]:
         or KEY not in properties
     ):
         raise TableRejected(
-            f"{commit.label} exists and is not where the sink keeps pending changes; rename that table, or change the "
-            "sink's `table`"
+            f"{commit.label} exists and is not where the sink keeps pending changes; rename that "
+            "table, or change the sink's `table`"
         )
     return dict(properties)
 

@@ -51,7 +51,7 @@ class SparkFailure(Enum):
 
 _CLASS = re.compile(r"\(((?:[a-z]\w*\.)+[A-Z][\w$]*)\)|^((?:[a-z]\w*\.)+[A-Z][\w$]*)", re.MULTILINE)
 _CAUSE = re.compile(r"^Caused by: (?:[a-z]\w*\.)+([A-Z][\w$]*)", re.MULTILINE)
-_TELLING = re.compile(r"\A.*|^Caused by: .*", re.MULTILINE)
+_ERROR_LINES = re.compile(r"\A.*|^Caused by: .*", re.MULTILINE)
 """Matches the lines of an error's text that name it; others are plans, with values, or traces."""
 _MISSING = re.compile(
     r"DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin class|"
@@ -59,28 +59,39 @@ _MISSING = re.compile(
     r"DELTA_CONFIGURE_SPARK_SESSION"
 )
 _PLACE = re.compile(
-    r"CATALOG_NOT_FOUND|REQUIRES_SINGLE_PART_NAMESPACE|Unknown catalog type|Cannot initialize Catalog|"
-    r"No suitable driver|No FileSystem for scheme|ClassNotFoundException: (Class )?[\w.]*FileSystem\b"
+    r"CATALOG_NOT_FOUND|REQUIRES_SINGLE_PART_NAMESPACE|"
+    r"Unknown catalog type|Cannot initialize Catalog|"
+    r"No suitable driver|No FileSystem for scheme|"
+    r"ClassNotFoundException: (Class )?[\w.]*FileSystem\b"
 )
-_AWAY = "No space left on device|Disk quota exceeded|Connection refused|Connection reset|503 Service Unavailable"
-_FORBIDDEN = "Permission denied|Operation not permitted|Read-only file system|403 Forbidden|is not a directory"
-_SAID = re.compile(f"{_AWAY}|{_FORBIDDEN}")
+_UNAVAILABLE_PHRASES = (
+    "No space left on device|Disk quota exceeded|Connection refused|Connection reset|"
+    "503 Service Unavailable"
+)
+_DENIED_PHRASES = (
+    "Permission denied|Operation not permitted|Read-only file system|403 Forbidden|"
+    "is not a directory"
+)
+_QUOTABLE = re.compile(f"{_UNAVAILABLE_PHRASES}|{_DENIED_PHRASES}")
 """What may be quoted from an error's text: phrases of the system, which contain no values."""
 _UNAVAILABLE = re.compile(
-    rf"{_AWAY}|ConnectException|Failed to connect|UnknownHostException|SocketTimeoutException|SocketException|"
-    r"NoRouteToHostException|ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)"
+    rf"{_UNAVAILABLE_PHRASES}|ConnectException|Failed to connect|UnknownHostException|"
+    r"SocketTimeoutException|SocketException|NoRouteToHostException|"
+    r"ServiceUnavailableException|ServiceFailureException|SlowDown|(?i:\bcode:? 503\b)"
 )
 _CONFLICTS = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGED|"
     r"FIELD_ALREADY_EXISTS|TABLE_OR_VIEW_ALREADY_EXISTS|DELTA_TABLE_ALREADY_EXISTS|"
     r"iceberg\.exceptions\.(CommitFailed|CommitStateUnknown|AlreadyExists)Exception|"
     r"iceberg\.exceptions\.ValidationException(?!\W+Invalid )|"
-    r"Cannot fast-forward|Cannot commit rewrite because of a |Snapshot \d+ is not an ancestor of |(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|Concurrent\w*Exception"
+    r"Cannot fast-forward|Cannot commit rewrite because of a |Snapshot \d+ is not an ancestor of |"
+    r"(?i:\b(ref|branch)\b[^\n]* does not exist|does not exist: deltaforge_)|"
+    r"Concurrent\w*Exception"
 )
 _OCCUPIED = re.compile(r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|DELTA_MISSING_DELTA_TABLE")
 _DENIED = re.compile(
-    rf"{_FORBIDDEN}|AccessControlException|AccessDenied|ForbiddenException|NotAuthorizedException|"
-    r"(?i:\bcode:? 403\b)|DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed"
+    rf"{_DENIED_PHRASES}|AccessControlException|AccessDenied|ForbiddenException|"
+    r"NotAuthorizedException|(?i:\bcode:? 403\b)|DELTA_CANNOT_CREATE_LOG_PATH|Mkdirs failed"
 )
 
 
@@ -88,28 +99,33 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
     SparkFailure.LOST: (SparkUnavailable, "Spark was lost while it wrote to {table} ({reason})"),
     SparkFailure.CONFLICT: (
         TableRejected,
-        "{table}: others changed the table during each attempt to write to it ({reason}); it is tried again later",
+        (
+            "{table}: others changed the table during each attempt to write to it ({reason}); "
+            "it is tried again later"
+        ),
     ),
     SparkFailure.OCCUPIED: (
         TableRejected,
         (
-            "{table}: there are files of something else where it should be ({reason}); remove them, "
-            "or change where the sink has its tables"
+            "{table}: there are files of something else where it should be ({reason}); "
+            "remove them, or change where the sink has its tables"
         ),
     ),
     SparkFailure.MISSING: (
         SettingsError,
         (
-            "the Spark server lacks what it needs to write {table} ({reason}); install it with `deltaforge lake install`, and "
-            "restart `deltaforge dev`, whose Spark server keeps the jars that it began with; or add the same jars to the "
-            "server that DELTAFORGE_SPARK_REMOTE names"
+            "the Spark server lacks what it needs to write {table} ({reason}); install it with "
+            "`deltaforge lake install`, and restart `deltaforge dev`, whose Spark server keeps the "
+            "jars that it began with; or add the same jars to the server that "
+            "DELTAFORGE_SPARK_REMOTE names"
         ),
     ),
     SparkFailure.PLACE: (
         SettingsError,
         (
-            "the Spark server cannot use the place of {table} ({reason}); correct the sink's path or catalog, or add the "
-            "catalog or the storage's jars to the server that DELTAFORGE_SPARK_REMOTE names"
+            "the Spark server cannot use the place of {table} ({reason}); correct the sink's path "
+            "or catalog, or add the catalog or the storage's jars to the server that "
+            "DELTAFORGE_SPARK_REMOTE names"
         ),
     ),
     SparkFailure.UNAVAILABLE: (
@@ -118,7 +134,10 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
     ),
     SparkFailure.DENIED: (
         TableRejected,
-        "{table}: Spark cannot write there ({reason}); make sure that it may make folders and files there",
+        (
+            "{table}: Spark cannot write there ({reason}); make sure that it may make folders and "
+            "files there"
+        ),
     ),
     SparkFailure.REJECTED: (
         TableRejected,
@@ -136,7 +155,7 @@ def failure_of(error: PySparkException, sessions: SessionProvider) -> SparkFailu
     """Return what an error means."""
     if sessions.lost(error):
         return SparkFailure.LOST
-    text = "\n".join([error.getCondition() or "", *_TELLING.findall(str(error))])
+    text = "\n".join([error.getCondition() or "", *_ERROR_LINES.findall(str(error))])
     for pattern, failure in (
         (_MISSING, SparkFailure.MISSING),
         (_PLACE, SparkFailure.PLACE),
@@ -192,5 +211,5 @@ def _reason(error: PySparkException) -> str:
         )
     causes = [cause for cause in _CAUSE.findall(text) if cause != name]
     reason = f"{name}, caused by {causes[-1]}" if causes else name
-    words = _SAID.search("\n".join(_TELLING.findall(text)))
+    words = _QUOTABLE.search("\n".join(_ERROR_LINES.findall(text)))
     return f"{reason}: {words[0]}" if words else reason

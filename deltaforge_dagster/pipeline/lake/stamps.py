@@ -62,12 +62,12 @@ def last_commit(
     history = list(_history(snapshots, head))
     stamped = [int(row.version) for row in history if row.owner == writer]
     copy = CommitCopy.of(properties)
-    if copy is not None and copy.writer == writer and _has(history, copy):
+    if copy is not None and copy.writer == writer and _has_copy(history, copy):
         stamped.append(copy.version)
     return max(stamped, default=None)
 
 
-def _has(history: Sequence[Row], copy: CommitCopy) -> bool:
+def _has_copy(history: Sequence[Row], copy: CommitCopy) -> bool:
     """Return whether the copy's snapshot is in a history whose oldest part may have expired.
 
     It is not if the table was rolled back to an earlier snapshot.

@@ -216,14 +216,14 @@ class LakeTarget:
                 commit.execute(*commit.dialect.rename(self.name, old, new, properties))
                 self.columns = columns_of(commit.session, self.name)
             if (identity := self.identities.get(old.lower())) is not None:
-                self._note(commit, self.identities | {new.lower(): identity})
+                self._note_identities(commit, self.identities | {new.lower(): identity})
 
     def identify(self, commit: TableCommit) -> None:
         """Store in the table what identifies its columns, if that is not stored yet."""
         identities = {name.lower(): identity for name, identity in commit.table.identities.items()}
-        self._note(commit, self.identities | identities)
+        self._note_identities(commit, self.identities | identities)
 
-    def _note(self, commit: TableCommit, identities: Mapping[str, str]) -> None:
+    def _note_identities(self, commit: TableCommit, identities: Mapping[str, str]) -> None:
         present = {name: identity for name, identity in identities.items() if name in self.columns}
         if present != self.identities:
             text = properties_text({COLUMNS: identities_text(present)})
@@ -300,9 +300,10 @@ class LakeTarget:
         statements = commit.dialect.widen(self.name, name, old, new) if holds(new, old) else None
         if statements is None:
             raise TableRejected(
-                f"{commit.label}: its column {name} has the type {old}, which does not hold the values of the "
-                f"source's column, {new}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again",
+                f"{commit.label}: its column {name} has the type {old}, which does not hold the "
+                f"values of the source's column, {new}; declare a type that it holds under the "
+                f"sink's `types`, change the type of the table's column, or have the table loaded "
+                f"again",
                 remedy=commit.owner.resync_command(commit.table),
             )
         commit.execute(*statements)
@@ -325,7 +326,7 @@ def open_target(commit: TableCommit) -> LakeTarget:
     properties = table_properties(commit.session, name)
     target = LakeTarget(name, columns_of(commit.session, name), token=properties.get(PENDING))
     target.int64_timestamps = properties.get(INT64_TIMESTAMPS) == "true"
-    target.base = _own(commit, target, properties)
+    target.base = _take_ownership(commit, target, properties)
     return target
 
 
@@ -339,7 +340,7 @@ def replaceable(commit: TableCommit) -> Mapping[str, str] | None:
     if not table_exists(commit, name):
         return None
     properties = table_properties(commit.session, name)
-    _owned(commit, name, properties)
+    _checked_owner(commit, name, properties)
     return properties
 
 
@@ -378,8 +379,8 @@ def check_layout(commit: TableCommit) -> None:
     """
     for option, columns in commit.unknown_columns.items():
         raise TableRejected(
-            f"{commit.label} cannot be {_LAID_OUT[option]} by {', '.join(columns)}, which {commit.table.source_name} "
-            f"does not have; correct the sink's `{option}`"
+            f"{commit.label} cannot be {_LAID_OUT[option]} by {', '.join(columns)}, which "
+            f"{commit.table.source_name} does not have; correct the sink's `{option}`"
         )
 
 
@@ -421,9 +422,9 @@ def table_label(dialect: LakeDialect, owner: TableOwner, destination: Sequence[s
     return f"{dialect.name} table {'.'.join(destination)} of sink {owner.sink_id}"
 
 
-def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
+def _take_ownership(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str]) -> int:
     """Return the base of positions, after making the table this sink's unless it already is."""
-    ownership = _owned(commit, target.name, properties)
+    ownership = _checked_owner(commit, target.name, properties)
     if ownership is not None:
         target.identities = orjson.loads(properties.get(COLUMNS) or "{}")
         target.unfilled = orjson.loads(properties.get(UNFILLED) or "{}")
@@ -451,7 +452,9 @@ def _own(commit: TableCommit, target: LakeTarget, properties: Mapping[str, str])
     return owned.base
 
 
-def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Ownership | None:
+def _checked_owner(
+    commit: TableCommit, name: str, properties: Mapping[str, str]
+) -> Ownership | None:
     """Return the owner of a table that is this sink's; None if the sink may take it over.
 
     Raises:
@@ -473,8 +476,9 @@ def _owned(commit: TableCommit, name: str, properties: Mapping[str, str]) -> Own
             )
     elif commit.rows(f"SELECT 1 FROM {name} LIMIT 1"):
         raise TableRejected(
-            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty "
-            f"the table, or, if the rows are this sink's after all, execute {claim}"
+            f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's "
+            f"`table`, or empty the table, or, if the rows are this sink's after all, execute "
+            f"{claim}"
         )
     elif commit.exists:
         raise table_gone(commit.label, commit.owner.resync_command(commit.table))

@@ -70,9 +70,9 @@ BRANCH = "deltaforge_"
 """What the names of all writers' branches begin with."""
 
 _T = TypeVar("_T")
-_TIMES: Sequence[FoldTime] = ("before", "after", "later")
+_FOLD_TIMES: Sequence[FoldTime] = ("before", "after", "later")
 _ATTEMPTS = 5
-_KEPT_SECONDS = 3600
+_BRANCH_SECONDS = 3600
 """How long a branch is kept, because its writer, or a statement of a dead writer, may still be at
 work. If the branch were dropped meanwhile, the statement would make it again, from the main branch
 as it is then and without the steps before; a writer that publishes it would lose those steps."""
@@ -134,7 +134,7 @@ class LakeWriter:
             SettingsError: The Spark server lacks the format, the catalog, or what the storage
                 needs.
         """
-        return self._tried(
+        return self._with_retries(
             table, lambda: self._commit(table, through, guard, exists=exists, required=required)
         )
 
@@ -151,7 +151,7 @@ class LakeWriter:
 
         Raises the same errors as `commit`.
         """
-        return self._tried(
+        return self._with_retries(
             table, lambda: self._append(table, through, guard, exists=exists, required=required)
         )
 
@@ -174,7 +174,7 @@ class LakeWriter:
             version = self._fold(commit, target, through, time, required=required)
             return _written_table(target, self._figures_of(commit, version))
 
-        return self._tried(table, attempt)
+        return self._with_retries(table, attempt)
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
         """Replace a table by one without rows, as it would be made today; make it if there is none.
@@ -187,7 +187,7 @@ class LakeWriter:
         """
 
         def attempt() -> Sequence[tuple[str, str]]:
-            commit = self._begun(table, guard)
+            commit = self._new_commit(table, guard)
             check_layout(commit)
             properties = replaceable(commit)
             token = None
@@ -197,7 +197,7 @@ class LakeWriter:
             replace_table(commit, token, exists=properties is not None)
             return list(columns_of(commit.session, self.dialect.table(table.destination)).values())
 
-        columns = self._tried(table, attempt)
+        columns = self._with_retries(table, attempt)
         self._forget(table.destination)
         return columns
 
@@ -206,7 +206,7 @@ class LakeWriter:
         self._session = self._figures = None
         self._forget()
 
-    def _tried(self, table: StagedTable, attempt: Callable[[], _T]) -> _T:
+    def _with_retries(self, table: StagedTable, attempt: Callable[[], _T]) -> _T:
         """Call `attempt`, again after conflicts; on failure, forget what is known of the table."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - slow
 
@@ -234,7 +234,9 @@ class LakeWriter:
             self._targets.pop(destination, None)
             self._pending.pop(destination, None)
 
-    def _begun(self, table: StagedTable, guard: SendGuard, *, exists: bool = False) -> TableCommit:
+    def _new_commit(
+        self, table: StagedTable, guard: SendGuard, *, exists: bool = False
+    ) -> TableCommit:
         session = self._connected()
         commit = TableCommit(session, self.dialect, self.config, self.owner, table, guard, exists)
         names = (column.name for column in table.columns.columns)
@@ -245,7 +247,7 @@ class LakeWriter:
         self, table: StagedTable, guard: SendGuard, *, exists: bool
     ) -> tuple[TableCommit, LakeTarget]:
         """Return the commit to a table, and the table as it is now."""
-        commit = self._begun(table, guard, exists=exists)
+        commit = self._new_commit(table, guard, exists=exists)
         target = self._targets.get(table.destination)
         if target is None:
             target = self._targets[table.destination] = open_target(commit)
@@ -266,7 +268,7 @@ class LakeWriter:
         self, table: StagedTable, through: int, guard: SendGuard, *, exists: bool, required: bool
     ) -> WrittenTable:
         commit, target = self._opened(table, guard, exists=exists)
-        self._look(commit, target, through)
+        self._ensure_branch(commit, target, through)
         if through <= target.committed:
             return _written_table(target)
         self._rename(commit, target, through, required=required)
@@ -279,7 +281,7 @@ class LakeWriter:
         self._fill(commit, target, through)
         if pending is not None:
             pending.align(target)
-        name = self._written(target)
+        name = self._written_name(target)
         statements = Statements(name, columns, table.key, table.absent, target.base)
         version = self._execute(commit, target, through, self._steps(commit, statements))
         target.committed = through
@@ -300,14 +302,14 @@ class LakeWriter:
         pending.align(target)
         destination = pending.commit.table.destination
         added = replace(pending.commit, guard=guard, table=replace(table, destination=destination))
-        self._look(added, pending.table, through)
+        self._ensure_branch(added, pending.table, through)
         if through <= pending.table.committed:
             return _written_table(target)
         columns = pending.table.fit(added)
         pending.key_becomes(table.key)
         staged_names = {column.name.lower() for column in columns}
         missing = [name for name, _ in pending.source_columns if name.lower() not in staged_names]
-        name = self._written(pending.table)
+        name = self._written_name(pending.table)
         statements = Statements(name, columns, table.key, table.absent, target.base)
 
         def append() -> Iterator[str]:
@@ -324,11 +326,11 @@ class LakeWriter:
         """Fill added columns in existing rows with the values that the source gave them."""
         if not target.unfilled:
             return
-        self._look(commit, target, through)
+        self._ensure_branch(commit, target, through)
         # Each set of columns has a series of its own, so that it is filled only once.
         names = [target.identities.get(name, name) for name in target.unfilled]
         filled = replace(commit, series=f"/fill/{','.join(sorted(names))}")
-        self._execute(filled, target, through, [target.fill(commit, self._written(target))])
+        self._execute(filled, target, through, [target.fill(commit, self._written_name(target))])
         failpoint("lake-filled")
         target.filled(commit)
 
@@ -365,7 +367,7 @@ class LakeWriter:
             return None
         # Folds at different times may have the same last segment. With the same number of the
         # statement, Delta would skip the second one.
-        number, last = _TIMES.index(time), target.base + through
+        number, last = _FOLD_TIMES.index(time), target.base + through
         rows = pending.rows
         absent = {row.name for row in commit.rows(rows.absent(last))}
         commit.session.sql(rows.folded(last, absent)).createOrReplaceTempView(STAGED)
@@ -377,31 +379,31 @@ class LakeWriter:
         # The series contains the token, so it is not that of a predecessor with larger numbers:
         # after the checkpoint was set back, a recreated table begins with smaller ones.
         merged = replace(commit, series=f"/{target.token}/fold")
-        self._look(commit, target, through)
+        self._ensure_branch(commit, target, through)
         lacking = frozenset(column.staged for column in columns if column.staged.lower() in absent)
         # Pending rows have positions already, not numbers of segments: nothing is added to them.
-        statements = Statements(self._written(target), columns, pending.key, lacking, base=0)
+        statements = Statements(self._written_name(target), columns, pending.key, lacking, base=0)
         merge = statements.merge_current(
             rekey=False, soft_deletes=False, within=self._within(commit, statements)
         )
         version = self._execute(merged, target, through, [merge], number)
         failpoint("lake-fold-merged")
         appended = replace(pending.commit, guard=commit.guard)
-        self._look(appended, pending.table, through)
+        self._ensure_branch(appended, pending.table, through)
         deleted = replace(appended, series=f"{appended.series}/fold")
-        delete = f"DELETE FROM {self._written(pending.table)} WHERE df_position <= {last}"
+        delete = f"DELETE FROM {self._written_name(pending.table)} WHERE df_position <= {last}"
         self._execute(deleted, pending.table, through, [delete], number)
         pending.empty = True
         failpoint("lake-fold-deleted")
         return version
 
-    def _look(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
+    def _ensure_branch(self, commit: TableCommit, target: LakeTarget, through: int) -> None:
         """If the format has branches, find out which commits the table has, and make a branch."""
         branches = self.dialect.branches
         if branches is not None and target.branch is None:
-            _begin(commit, target, branches, through)
+            _make_branch(commit, target, branches, through)
 
-    def _written(self, target: LakeTarget) -> str:
+    def _written_name(self, target: LakeTarget) -> str:
         """Return the name of the table or branch that statements write to."""
         branches = self.dialect.branches
         if branches is None or target.branch is None:
@@ -570,7 +572,7 @@ def _has_no_key(commit: TableCommit, statements: Statements, within: str) -> boo
     return not commit.rows(f"SELECT 1 FROM {statements.table} AS t WHERE true{within} LIMIT 1")
 
 
-def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:
+def _make_branch(commit: TableCommit, target: LakeTarget, branches: Branches, through: int) -> None:
     """Find out which commits the table has, and make a branch at its newest snapshot."""
     heads = _heads(commit, target, branches)
     head = heads.get("main")
@@ -584,7 +586,9 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
     now = int(time.time())
     own_branches = [name for name in heads if name.startswith(prefix)]
     old_branches = [
-        name for name in own_branches if now - _made_at(name.removeprefix(prefix)) > _KEPT_SECONDS
+        name
+        for name in own_branches
+        if now - _branch_time(name.removeprefix(prefix)) > _BRANCH_SECONDS
     ]
     commit.execute(*(branches.drop(target.name, name) for name in old_branches))
     # The name is never one that was used before: a statement of a dead writer may still write to
@@ -595,12 +599,12 @@ def _begin(commit: TableCommit, target: LakeTarget, branches: Branches, through:
         # The table is no longer empty, perhaps since before the branch was made. So it is not known
         # where the branch begins.
         commit.execute(branches.drop(target.name, branch))
-        _begin(commit, target, branches, through)
+        _make_branch(commit, target, branches, through)
     else:
         target.branch = branch
 
 
-def _made_at(name: str) -> int:
+def _branch_time(name: str) -> int:
     """Return when a branch was made, in seconds since 1970, by its name without the prefix."""
     return int(name.partition("_")[0], 16)
 

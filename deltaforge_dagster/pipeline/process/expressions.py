@@ -54,7 +54,7 @@ _SCALARS = (
 )  # fmt: skip
 _DATA_EXCEPTION = "22"
 _RAISED = "P0001"
-"""SQLSTATE class and code of errors that a row's value causes (Spark manual, "Error Conditions")."""
+"""SQLSTATE class and code of errors caused by a row's value (Spark manual, "Error Conditions")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,10 @@ def is_of_a_row(error: PySparkException) -> bool:
 
 
 def fragment(error: PySparkException) -> str:
-    """Return the part of an expression that failed, quoted, if Spark names it; contains no values."""
+    """Return the part of an expression that failed, quoted, if Spark names it.
+
+    It contains no values.
+    """
     texts = [context.fragment() for context in error.getQueryContext()]
     return f" in `{texts[0]}`" if texts else ""
 

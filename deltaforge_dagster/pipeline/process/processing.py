@@ -1,10 +1,10 @@
-"""Processing, between capture and delivery of a pipeline with processors: each segment goes through the chain.
+"""Processing, between capture and delivery of a pipeline with processors.
 
-One thread takes segments in the journal's order, has Spark's tasks run the chain over as many at
-once as `deliver.max_bytes` allows, and records the output in one fenced transaction. Only then do
-sinks see the segments (`pending_segments`). So the recorded output of a segment never changes,
-whatever happens to sinks and runs; a run that dies before the transaction leaves orphaned files,
-and the next run processes the segment again.
+Each segment goes through the chain. One thread takes segments in the journal's order, has Spark's
+tasks run the chain over as many at once as `deliver.max_bytes` allows, and records the output in
+one fenced transaction. Only then do sinks see the segments (`pending_segments`). So the recorded
+output of a segment never changes, whatever happens to sinks and runs; a run that dies before the
+transaction leaves orphaned files, and the next run processes the segment again.
 
 A failing processor stops the pipeline's deliveries at that segment, but not capture; it is retried
 with back-off, and every sink that has reached that segment shows the error.
@@ -129,8 +129,13 @@ class Processing:
                 self._failed(defect, backoff)
 
     def _leave_what_sinks_have(self) -> None:
-        """Exempt from processing the segments that some sink began to receive before the file had processors."""
-        begun = max(map(_begun, self._store.checkpoints.read(self._pipeline).values()), default=0)
+        """Exempt from processing the segments that sinks have received already.
+
+        Some sink began to receive them before the file had processors.
+        """
+        begun = max(
+            map(_last_begun, self._store.checkpoints.read(self._pipeline).values()), default=0
+        )
         self._lease.write(lambda writer: writer.segments.leave_as_captured(begun))
 
     def _process_next(self) -> bool:
@@ -139,7 +144,7 @@ class Processing:
         if not waiting:
             return False
         began = time.monotonic()
-        outputs = self._made(waiting)
+        outputs = self._run_chain(waiting)
         failpoint("processed-file-written")
         seconds = time.monotonic() - began
         tallies = {
@@ -159,7 +164,7 @@ class Processing:
             self._done = rows[-1].segment
         return first_together(undecided, _SEGMENTS_PER_JOB, self._limits.max_bytes)
 
-    def _made(self, rows: Sequence[SegmentRow]) -> list[Processed]:
+    def _run_chain(self, rows: Sequence[SegmentRow]) -> list[Processed]:
         pipeline = self._store.pipelines.get(self._pipeline)
         assert pipeline is not None
         job = ProcessingJob(
@@ -202,7 +207,7 @@ class Processing:
         self._stop.wait(delay)
 
 
-def _begun(checkpoint: CheckpointRow) -> int:
+def _last_begun(checkpoint: CheckpointRow) -> int:
     """Return the last segment that a sink has at least a part of."""
     has_some = checkpoint.complete or checkpoint.ordinal >= 0
     return checkpoint.segment if has_some else checkpoint.segment - 1

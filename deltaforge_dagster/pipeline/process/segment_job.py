@@ -1,9 +1,9 @@
-"""The Spark job that runs a pipeline's chain (`stages`) over segments: reads them, writes the chain's output.
+"""The Spark job that runs a pipeline's chain (`stages`) over segments.
 
-The output of a segment is a journal file like the segment's own. It does not count until the run
-has recorded it in the state store, so a task that outlives its run, or is tried twice, leaves an
-orphan. The state of a script is kept in the Python worker from segment to segment, as long as the
-run's segments come to that worker.
+It reads them and writes the chain's output. The output of a segment is a journal file like the
+segment's own. It does not count until the run has recorded it in the state store, so a task that
+outlives its run, or is tried twice, leaves an orphan. The state of a script is kept in the Python
+worker from segment to segment, as long as the run's segments come to that worker.
 
 Workers import this module: it needs no Spark.
 """
@@ -47,7 +47,7 @@ class ProcessingJob:
 
     @property
     def key(self) -> str:
-        """Scope of the state of scripts: it is discarded when another run or another chain comes."""
+        """Scope of the state of scripts; it is discarded when another run or chain comes."""
         return f"{self.pipeline}/{self.run_id}/{self.chain.hash}"
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:

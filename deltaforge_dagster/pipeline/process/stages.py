@@ -36,7 +36,7 @@ REPORT = pa.schema(
         pa.field("text", pa.string()),
     ]
 )
-"""Columns of a task's report of a segment: the result as JSON text, or the class and text of the error."""
+"""Columns of a task's report of a segment: the result as JSON, or class and text of the error."""
 
 
 class SegmentJob(Protocol):
@@ -49,7 +49,10 @@ class SegmentJob(Protocol):
 
     @property
     def key(self) -> str:
-        """Scope of the processors' state in a worker: it is discarded when a job with another key comes."""
+        """Scope of the processors' state in a worker.
+
+        The state is discarded when a job with another key comes.
+        """
         ...
 
     def rows(self, number: int) -> Iterator[pa.RecordBatch]:
@@ -90,7 +93,7 @@ def run_stage(
         if following:
             yield note(columns, {"segment": segment.number})
         try:
-            chain = _kept(job, number)
+            chain = _chain_for(job, number)
             chain.counts.clear()
             counts = _StageCounts(segment, chain)
             output = chain.run(segment.rows)
@@ -188,8 +191,11 @@ def _report(**columns: str) -> pa.RecordBatch:
 _chains: dict[tuple[str, int], Chain] = {}
 
 
-def _kept(job: SegmentJob, stage: int) -> Chain:
-    """Return this worker's processors for a stage; they are kept until a job with another key comes."""
+def _chain_for(job: SegmentJob, stage: int) -> Chain:
+    """Return this worker's processors for a stage.
+
+    They are kept until a job with another key comes.
+    """
     if any(key != job.key for key, _ in _chains):
         for chain in _chains.values():
             chain.close()

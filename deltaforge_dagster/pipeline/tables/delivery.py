@@ -253,7 +253,7 @@ class TableDelivery:
         self._next: _Commit | PendingTable | None = None
         self._begins: Sequence[LakeResync] = ()
         self.redriving = True
-        self._asked: set[Destination] | None = None if limits.until is not None else set()
+        self._retry_at_once: set[Destination] | None = None if limits.until is not None else set()
         self._held_error: TableRejected | None = None
         self._busy = self._winding_up = False
 
@@ -346,8 +346,8 @@ class TableDelivery:
             commits = self._store.lake_commits.read(self._pipeline, self._sink_id)
         assert commits is not None
         # With `limits.until`, this delivery was requested: held tables are tried at once.
-        if self._asked is None:
-            self._asked = set(commits.held)
+        if self._retry_at_once is None:
+            self._retry_at_once = set(commits.held)
         return commits
 
     def _resync_begins(self, commits: LakeCommits) -> Sequence[LakeResync]:
@@ -374,7 +374,7 @@ class TableDelivery:
             return _Commit(None, front.segment, front.planned_to, planned=True)
         if commits.held and (table := self._table_due(commits)) is not None:
             return self._commit_of(table, front)
-        if commits.pending and (overdue := self._old(commits)) is not None:
+        if commits.pending and (overdue := self._overdue(commits)) is not None:
             return overdue
         if not self._pending or not self._is_due(self._pending):
             return None
@@ -384,13 +384,13 @@ class TableDelivery:
     def _table_due(self, commits: LakeCommits) -> HeldTable | None:
         """Return the held table that is to be tried now."""
         now = self._store.now()
-        asked = self._asked or set()
+        asked = self._retry_at_once or set()
         for table in sorted(commits.held.values(), key=lambda held: held.next_attempt_at):
             if table.next_attempt_at <= now or table.destination in asked:
                 return table
         return None
 
-    def _old(self, commits: LakeCommits) -> PendingTable | None:
+    def _overdue(self, commits: LakeCommits) -> PendingTable | None:
         """Return a table whose pending changes are due to be folded between commits."""
         if self._limits.until is not None:
             return None
@@ -436,7 +436,7 @@ class TableDelivery:
         limits = self._limits
         if limits.at_once or limits.until is not None or len(rows) == MOST_SEGMENTS:
             return True
-        own = self._own(rows)
+        own = self._segments_for_sink(rows)
         if limits.full(sum(row.rows for row in rows), sum(row.bytes for row in rows)) or not own:
             return True
         now, idle = self._store.now(), limits.idle_seconds
@@ -455,7 +455,7 @@ class TableDelivery:
             last = row
         return last.segment
 
-    def _own(self, rows: Sequence[SegmentRow]) -> list[SegmentRow]:
+    def _segments_for_sink(self, rows: Sequence[SegmentRow]) -> list[SegmentRow]:
         """Return the segments that have rows for this sink."""
         return [row for row in rows if row.rows and row.is_for(self._sink_id)]
 
@@ -463,10 +463,10 @@ class TableDelivery:
         rows = self._rows(commit.after, commit.last)
         if len(rows) != commit.last - commit.after:
             raise JournalDamaged(
-                f"{self._pipeline}: segments {commit.after + 1} to {commit.last} of the commit that sink "
-                f"{self._sink_id} has planned are not all in the journal"
+                f"{self._pipeline}: segments {commit.after + 1} to {commit.last} of the commit "
+                f"that sink {self._sink_id} has planned are not all in the journal"
             )
-        own = self._own(rows)
+        own = self._segments_for_sink(rows)
         if commit.table is not None and self._is_abandoned(commit.table, own):
             self._abandon(commit.table, commits)
             return
@@ -548,7 +548,8 @@ class TableDelivery:
             destination: row for destination, row in commits.held.items() if destination != name
         }
         held |= {
-            rejection.destination: _held(rejection, front, None, now) for rejection in rejections
+            rejection.destination: _held_table(rejection, front, None, now)
+            for rejection in rejections
         }
         last = self._context.segments.segment(front)
         position = self.progress.checkpoint.source_position if last is None else last.end_position
@@ -597,7 +598,10 @@ class TableDelivery:
             empty = self._stager.without_changes(name)
             columns = writer.recreate(empty, self._lease.guard)
         except TableRejected as error:
-            self._table_moves(_Commit(table, table.segment, table.segment, planned=False), table, commits, {name: error}, ())  # fmt: skip
+            self._table_moves(
+                _Commit(table, table.segment, table.segment, planned=False),
+                table, commits, {name: error}, (),
+            )  # fmt: skip
             return
         failpoint("lake-recreated")
         held = {
@@ -752,7 +756,7 @@ class TableDelivery:
             return
         now = self._store.now()
         rejection = self._rejection(name, error, 0, now)
-        held = _held(rejection, commits.front.segment, None, now)
+        held = _held_table(rejection, commits.front.segment, None, now)
         self._record(
             lambda writer: writer.lake_commits.hold(self._sink_id, rejection),
             replace(commits, held={**commits.held, name: held}),
@@ -798,7 +802,7 @@ class TableDelivery:
             self._rejection(destination, error, 0, now) for destination, error in rejected.items()
         ]
         held = {
-            rejection.destination: _held(rejection, commit.after, commit.last, now)
+            rejection.destination: _held_table(rejection, commit.after, commit.last, now)
             for rejection in rejections
         }
         after = LakeCommits(
@@ -822,8 +826,8 @@ class TableDelivery:
     ) -> None:
         """Record the outcome of a commit to a held table."""
         name = table.destination
-        if self._asked is not None:
-            self._asked.discard(name)
+        if self._retry_at_once is not None:
+            self._retry_at_once.discard(name)
         error = rejected.get(name)
         held = {
             destination: row for destination, row in commits.held.items() if destination != name
@@ -964,7 +968,9 @@ def _source(table: TableName) -> tuple[str, str]:
     return schema or database, name
 
 
-def _held(rejection: Rejection, segment: int, planned_to: int | None, now: float) -> HeldTable:
+def _held_table(
+    rejection: Rejection, segment: int, planned_to: int | None, now: float
+) -> HeldTable:
     """Return a table that has everything up to a segment and could not be written after it."""
     return HeldTable(
         rejection.destination,

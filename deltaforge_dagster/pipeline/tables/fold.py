@@ -70,8 +70,8 @@ def fold(
         kept = epochs == len(plan.truncates)
         if not kept.all():
             rows, segments, ordinals, rekeys, epochs, levels = (
-                rows.filter(pa.array(kept)), segments[kept], ordinals[kept], rekeys[kept], epochs[kept],
-                levels[kept],
+                rows.filter(pa.array(kept)), segments[kept], ordinals[kept], rekeys[kept],
+                epochs[kept], levels[kept],
             )  # fmt: skip
     steps = epochs * (2 + int(levels.max(initial=0))) + levels
     step_numbers, first, counts = np.unique(steps, return_index=True, return_counts=True)

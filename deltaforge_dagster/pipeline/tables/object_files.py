@@ -226,7 +226,9 @@ class _Objects:
                 )
             except TableRejected as error:
                 at = place_of(of_version, 0)
-                self._failed[name] = ObjectFile(name, ObjectPart(None, None), first=at, error=str(error))  # fmt: skip
+                self._failed[name] = ObjectFile(
+                    name, ObjectPart(None, None), first=at, error=str(error)
+                )
                 continue
             self._add(name, self._run(name, version), of_version, content, began[places])
         if sum(writer.memory for writer in self._writers.values()) > MAX_MEMORY:
@@ -316,7 +318,7 @@ class _Objects:
         key = name, version
         version_schema = self._plan.schema(name, version)
         schema = self._schemas.get(key, version_schema)
-        after, before = rows.column("after"), _before(rows)
+        after, before = rows.column("after"), _before_images(rows)
         typed = _images(name, after, schema, rows)
         old = _images(name, before, typed.schema, rows)
         if old.schema != typed.schema:
@@ -435,7 +437,7 @@ class _ParquetWriter(_ObjectContent):
         if not self._waiting or self._schema is None:
             return
         if self._file is None:
-            self._file = self._new(self._schema)
+            self._file = self._new_file(self._schema)
         self._file.writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
         self._waiting.clear()
         self.memory = 0
@@ -446,7 +448,7 @@ class _ParquetWriter(_ObjectContent):
         if len(self._paths) == 1:
             return self._paths[0]
         assert self._schema is not None  # the last one has all columns
-        combined = self._new(self._schema)
+        combined = self._new_file(self._schema)
         for path in self._paths:
             with contextlib.closing(encoded_files.open_file(path)) as file:
                 parquet = pq.ParquetFile(cast("IO[bytes]", file))
@@ -465,7 +467,7 @@ class _ParquetWriter(_ObjectContent):
             self._file.close()
             self._file = None
 
-    def _new(self, schema: pa.Schema) -> _OpenParquet:
+    def _new_file(self, schema: pa.Schema) -> _OpenParquet:
         opened = contextlib.ExitStack()
         self._unfinished.push(opened)
         path = self._path()
@@ -519,7 +521,7 @@ def _in_runs(versions: Sequence[tuple[str | None, _Places]], before: str | None)
         yield names[codes[start]], places[start:stop]
 
 
-def _before(rows: pa.RecordBatch) -> pa.Array[Any]:
+def _before_images(rows: pa.RecordBatch) -> pa.Array[Any]:
     """Return the images before the changes; for a delete without such an image, its key."""
     before = rows.column("before")
     keys = is_op(rows, "d") & before.is_null().to_numpy(zero_copy_only=False)
@@ -621,8 +623,9 @@ def _as_lines(name: TableName, texts: pa.Array[Any], rows: pa.RecordBatch) -> pa
             row = int(np.flatnonzero(broken.to_numpy(zero_copy_only=False))[0])
             at = place_of(rows, row)
             raise TableRejected(
-                f"table {full_name(name)}, segment {at.segment}, ordinal {at.ordinal}: a raw payload has a line break, "
-                "so it is no line; write it to a sink whose messages are not lines, or escape it in a processor"
+                f"table {full_name(name)}, segment {at.segment}, ordinal {at.ordinal}: a raw "
+                "payload has a line break, so it is no line; write it to a sink whose messages are "
+                "not lines, or escape it in a processor"
             )
     numbered: Any = pc.binary_join_element_wise(
         pc.binary_replace_slice(cast("Any", texts), -1, _TO_THE_END, ',"sequence":"'),

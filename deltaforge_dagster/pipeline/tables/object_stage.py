@@ -57,7 +57,7 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
         files = [ObjectFile.of_report(report) for report in self._run(work.run, 1, label)]
         failed: dict[tuple[str, ...], Exception] = {}
         by_name: dict[TableName, list[ObjectFile]] = {}
-        for file in sorted(files, key=_first):
+        for file in sorted(files, key=_first_place):
             destination, problem = self._destination(file.table)
             if file.error is not None or problem is not None:
                 failed[destination] = problem or TableRejected(str(file.error))
@@ -97,7 +97,7 @@ class ObjectStager(CommitStager[StagedSinkConfig]):
         )
 
 
-def _first(file: ObjectFile) -> ChangePlace:
+def _first_place(file: ObjectFile) -> ChangePlace:
     assert file.first is not None
     return file.first
 

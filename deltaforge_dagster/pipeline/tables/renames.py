@@ -68,8 +68,8 @@ class RowNames:
         for column in added:
             if column.name in names:
                 raise TableRejected(
-                    f"a processor adds the field {column.name}, and a column of the source has been given this name "
-                    "since; let the processor use another one"
+                    f"a processor adds the field {column.name}, and a column of the source has "
+                    "been given this name since; let the processor use another one"
                 )
         columns = [*map(self._named, rows.schema.columns[:asked]), *added]
         values = {
@@ -80,7 +80,7 @@ class RowNames:
             values[field.name] if field.name in values else pa.nulls(len(rows.batch), field.type)
             for field in whole.arrow
         ]
-        current_names = self._now
+        current_names = self._commit_names
         return replace(
             rows,
             schema=whole,
@@ -95,10 +95,10 @@ class RowNames:
         )
 
     def _named(self, column: TypedColumn) -> TypedColumn:
-        return replace(column, name=self._now.get(column.name, column.name))
+        return replace(column, name=self._commit_names.get(column.name, column.name))
 
     @property
-    def _now(self) -> Mapping[str, str]:
+    def _commit_names(self) -> Mapping[str, str]:
         return {former: name for name, former in self.former.items()}
 
 

@@ -59,7 +59,7 @@ def run_tasks(
             except DeltaforgeError as error:
                 rows = [{"error": type(error).__name__, "text": str(error)}]
             except Exception as error:  # noqa: BLE001 - its text may quote a value of a row
-                text = f"staging broke: {type(error).__name__} in {_place(error)}"
+                text = f"staging broke: {type(error).__name__} in {_code_location(error)}"
                 rows = [{"error": DeltaforgeError.__name__, "text": text}]
             if rows:
                 yield pa.RecordBatch.from_pylist(rows, _REPORT)
@@ -78,7 +78,7 @@ def reported(report: pa.Table) -> list[TaskReport]:
     return [TaskReport(json.loads(row["report"]), row["data"] or b"") for row in rows]
 
 
-def _place(error: Exception) -> str:
+def _code_location(error: Exception) -> str:
     """Return where in this package an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own_frames = [frame for frame in frames if "deltaforge_dagster" in frame.filename]

@@ -59,11 +59,11 @@ def resynced_tables(
     unknown = sorted(set(tables) - destinations.keys())
     if unknown:
         raise NotAllowed(
-            f"pipeline {loaded.name!r}: nothing was captured of a table {unknown[0]!r} yet; write full names, "
-            "such as public.orders"
+            f"pipeline {loaded.name!r}: nothing was captured of a table {unknown[0]!r} yet; write "
+            "full names, such as public.orders"
         )
     if not tables:
-        written = _there(store, loaded.name, sink)
+        written = _used_destinations(store, loaded.name, sink)
         destinations = {
             name: destination
             for name, destination in destinations.items()
@@ -82,13 +82,13 @@ def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
     config = configs[sink]
     if not isinstance(config, TableSinkConfig):
         raise NotAllowed(
-            f"sink {sink!r} writes no tables; to send rows of a table again: deltaforge snapshot start "
-            f"{loaded.name} --tables TABLE --sinks {sink}"
+            f"sink {sink!r} writes no tables; to send rows of a table again: deltaforge snapshot "
+            f"start {loaded.name} --tables TABLE --sinks {sink}"
         )
     return config
 
 
-def _there(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
+def _used_destinations(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
     """Return the destinations that a sink has written, and those that it holds."""
     commits = store.lake_commits.read(pipeline, sink)
     written = {

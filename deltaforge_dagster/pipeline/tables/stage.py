@@ -204,8 +204,8 @@ class CommitStager(ABC, Generic[_Config]):
         """Return the error for a table whose earlier rows belong to a former destination."""
         destination, _ = self._destination(table)
         return TableRejected(
-            f"rows of {full_name(table)} from before are not in {'.'.join(destination)}, because the sink's `table` was "
-            f"{'.'.join(former)} then; have it loaded",
+            f"rows of {full_name(table)} from before are not in {'.'.join(destination)}, because "
+            f"the sink's `table` was {'.'.join(former)} then; have it loaded",
             remedy=self._resync_command(table),
         )
 
@@ -515,7 +515,10 @@ class _TableReports:
             if epoch:
                 segment, ordinal, time = truncates[epoch - 1]
                 steps.append(
-                    StagedStep("truncate", (), 0, inserts_only=False, last=ChangePlace(segment, ordinal), event_time_us=time)
+                    StagedStep(
+                        "truncate", (), 0, inserts_only=False,
+                        last=ChangePlace(segment, ordinal), event_time_us=time,
+                    )
                 )  # fmt: skip
             parts: dict[tuple[int, bool], list[FoldedFile]] = {}
             for file in files:

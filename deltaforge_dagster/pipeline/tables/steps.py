@@ -100,7 +100,9 @@ def step_plan(
     records: list[tuple[int, int, int, int]] = []
     levels: dict[int, int] = {}
     passed = 0
-    for old, new, segment, ordinal in rekeys[np.lexsort((rekeys["ordinal"], rekeys["segment"]))].tolist():  # fmt: skip
+    for old, new, segment, ordinal in rekeys[
+        np.lexsort((rekeys["ordinal"], rekeys["segment"]))
+    ].tolist():
         while passed < len(ordered) and ordered[passed] < (segment, ordinal):
             records += [(key, *ordered[passed], 0) for key in levels]
             levels.clear()

@@ -129,8 +129,9 @@ class StagePlan:
     def keyless(self, name: TableName) -> str:
         """Return why a table without a key cannot be staged."""
         return (
-            f"table {full_name(name)} has no primary key, or had none when rows of it were written, and mode {self.mode} "
-            "needs one: give it a key, name the columns of one under `keys`, or use mode changelog; then load it again"
+            f"table {full_name(name)} has no primary key, or had none when rows of it were "
+            f"written, and mode {self.mode} needs one: give it a key, name the columns of one "
+            "under `keys`, or use mode changelog; then load it again"
         )
 
 
@@ -265,7 +266,7 @@ class _TableRows:
         self.schema = plan.schema(name)
         self._plan = plan
         self._key = plan.key(name)
-        self._known = len(self.schema.columns)
+        self._source_columns = len(self.schema.columns)
         self._batches: list[pa.RecordBatch] = []
         self._file = TypedFile(name)
 
@@ -306,7 +307,7 @@ class _TableRows:
 
     def written(self, path: str, buckets: int) -> TypedFile:
         """Write the file, and return the report of it."""
-        self._file.added = [column.name for column in self.schema.columns[self._known :]]
+        self._file.added = [column.name for column in self.schema.columns[self._source_columns :]]
         if not self._batches or self._file.error is not None:
             return self._file
         table = pa.concat_tables(
@@ -346,7 +347,7 @@ class _TableRows:
             }
             old = self._old_key(columns, rows, np.flatnonzero(updates), names)
         changes = self._changes(rows, columns, lacking)
-        self._note(lacking)
+        self._add_absent(lacking)
         if old is None:
             return changes
         ended = self._ended(rows, old, names)
@@ -361,14 +362,14 @@ class _TableRows:
         lacking = _lacking(typed, np.ones(len(old.rows), np.bool_))
         for name in self._key:
             lacking.pop(name, None)
-        self._note(lacking)
+        self._add_absent(lacking)
         changes = rows.take(pa.array(old.rows, pa.int64()))
         ids = [
             str(uuid.uuid5(_OLD_KEYS, str(event_id)))
             for event_id in changes.column("event_id").to_pylist()
         ]
-        changes = _with(changes, "op", pa.array(["d"] * len(ids)).dictionary_encode())
-        return self._changes(_with(changes, "event_id", pa.array(ids)), columns, lacking)
+        changes = _with_column(changes, "op", pa.array(["d"] * len(ids)).dictionary_encode())
+        return self._changes(_with_column(changes, "event_id", pa.array(ids)), columns, lacking)
 
     def _changes(
         self,
@@ -410,7 +411,7 @@ class _TableRows:
         lacking = _lacking(typed, updates)
         for name in (*self._key, *later):
             lacking.pop(name, None)
-        self._note(lacking)
+        self._add_absent(lacking)
         changed, partial = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         if old is not None:
             changed[old.rows] = True
@@ -459,7 +460,7 @@ class _TableRows:
             records[name] = rows.column(name).to_numpy()[places]
         self._file.rekeys = np.concatenate([self._file.rekeys, records])
 
-    def _note(self, lacking: Mapping[str, Mask]) -> None:
+    def _add_absent(self, lacking: Mapping[str, Mask]) -> None:
         names = {name for name, mask in lacking.items() if mask.any()}
         self._file.absent = sorted(names | set(self._file.absent))
 
@@ -494,7 +495,9 @@ class _TableRows:
                 columns[name] = pa.nulls(rows.num_rows, schema.arrow.field(number).type)
                 missing[name] = np.ones(rows.num_rows, np.bool_)
         for image in ("key", "before"):
-            wanted = np.logical_or.reduce(list(missing.values())) & _numpy(rows.column(image).is_valid())  # fmt: skip
+            wanted = np.logical_or.reduce(list(missing.values())) & _numpy(
+                rows.column(image).is_valid()
+            )
             if not wanted.any():
                 continue
             images = self._typed_key(rows, image, np.flatnonzero(wanted), row_names)
@@ -518,9 +521,9 @@ class _TableRows:
             if column.null_count:
                 row = int(np.flatnonzero(_numpy(column.is_null()))[0])
                 raise TableRejected(
-                    f"table {full_name(self._file.table)}, {_text(place_of(rows, row))}: a change without a value of the "
-                    f"key column {name}; name other columns under `keys`, or have the source log this column with "
-                    "every change"
+                    f"table {full_name(self._file.table)}, {_text(place_of(rows, row))}: a change "
+                    f"without a value of the key column {name}; name other columns under `keys`, "
+                    "or have the source log this column with every change"
                 )
 
     def _typed_key(
@@ -635,14 +638,18 @@ def check_values(name: TableName, typed: TypedRows, rows: pa.RecordBatch) -> Non
             )
         types = {column.name: column.type.name for column in typed.schema.columns}
         raise TableRejected(
-            f"{where}: a value of column {misfit.column} does not fit its type {types[misfit.column]}: "
-            f"{misfit.reason}; declare the column's type as text under `types`"
+            f"{where}: a value of column {misfit.column} does not fit its type "
+            f"{types[misfit.column]}: {misfit.reason}; declare the column's type as text under "
+            "`types`"
         )
 
 
 def table_codes(frame: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[TableName]]:
     """Return the number of each row's table, and the tables with these numbers."""
-    names = [cast("pa.DictionaryArray[Any, Any]", frame.column(name)) for name in ("db", "schema", "table")]  # fmt: skip
+    names = [
+        cast("pa.DictionaryArray[Any, Any]", frame.column(name))
+        for name in ("db", "schema", "table")
+    ]
     codes = np.zeros(frame.num_rows, np.int64)
     for column in names:
         size = len(column.dictionary)
@@ -767,7 +774,7 @@ def _joined(*batches: pa.RecordBatch) -> pa.RecordBatch:
     return joined
 
 
-def _with(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
+def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
     """Return rows with other values of a column."""
     return rows.set_column(rows.schema.get_field_index(name), name, column)
 
