@@ -1,4 +1,6 @@
-"""What two pipelines cannot share: named by their files, and claimed in the state store before a pipeline works.
+"""What two pipelines cannot share, claimed in the state store before a pipeline works.
+
+Pipeline files name these resources.
 
 The first pipeline that names a replication slot, a table, a folder of objects or the like owns it.
 Another one that names it, such as a copy of the file under another name, is refused wherever it
@@ -98,8 +100,9 @@ def _shared(
 def _line(loaded: LoadedPipeline, shared: OwnedResource, owner: str, file: str) -> str:
     where = "" if loaded.path is None else f"{loaded.path}: "
     return (
-        f"{where}{shared.field}: {shared.what} {shared.name!r} is used by pipeline {owner} ({file}) as well, and two "
-        f"pipelines cannot share it (give {loaded.name} another one, or remove {owner})"
+        f"{where}{shared.field}: {shared.what} {shared.name!r} is used by pipeline {owner} "
+        f"({file}) as well, and two pipelines cannot share it (give {loaded.name} another one, or "
+        f"remove {owner})"
     )
 
 

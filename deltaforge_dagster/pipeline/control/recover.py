@@ -1,4 +1,6 @@
-"""Recover a pipeline whose position the source's log no longer has: a lost slot, a purged log, another server.
+"""Recover a pipeline whose position the source's log no longer has.
+
+The cause is for example a lost slot, a purged log or another server.
 
 The same is done for a pipeline whose journal has lost segments that sinks lack, if the source was
 told that it may discard their changes.
@@ -73,15 +75,16 @@ def plan_recovery(
     why = _lost(row, source) or (", ".join(dropped) if dropped else None)
     if damaged:
         lost = (
-            f"the journal has lost files that {', '.join(damaged)} {'needs' if len(damaged) == 1 else 'need'}, and the source "
+            f"the journal has lost files that {', '.join(damaged)} "
+            f"{'needs' if len(damaged) == 1 else 'need'}, and the source "
             "was told that it may forget their changes"
         )
         why = lost if why is None else f"{why}; {lost}"
     if why is None:
         raise NotAllowed(
-            f"pipeline {loaded.name!r} has lost nothing: source and journal have what sinks lack. To load tables "
-            f"again: deltaforge resync {loaded.name} --sink SINK; to read rows again: deltaforge snapshot start "
-            f"{loaded.name}"
+            f"pipeline {loaded.name!r} has lost nothing: source and journal have what sinks lack. "
+            f"To load tables again: deltaforge resync {loaded.name} --sink SINK; to read rows "
+            f"again: deltaforge snapshot start {loaded.name}"
         )
     configs = [sink.config for sink in loaded.spec.spec.sinks]
     keeping = [config.id for config in configs if isinstance(config, TableSinkConfig)]
@@ -168,7 +171,10 @@ def _lost(row: PipelineRow, source: Source) -> str | None:
 
 
 def _sinks_of_lost_files(store: StateStore, journal: Journal, row: PipelineRow) -> list[str]:
-    """Return the sinks that lack segments which the source may have forgotten, and whose files are missing or damaged."""
+    """Return the sinks that lack segments whose files are missing or damaged.
+
+    Only segments that the source may have forgotten count.
+    """
     checkpoints = store.checkpoints.read(row.name)
     intact: dict[int, bool] = {}
     sinks = []
@@ -204,14 +210,15 @@ def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str
             continue
         if behind := segments_behind(row, checkpoint):
             raise NotAllowed(
-                f"sink {sink} lacks {pluralize(behind, 'segment')} that were captured before, and would never get them; "
-                f"let it have them first (deltaforge run {row.name} --until-caught-up), or detach it"
+                f"sink {sink} lacks {pluralize(behind, 'segment')} that were captured before, and "
+                "would never get them; let it have them first "
+                f"(deltaforge run {row.name} --until-caught-up), or detach it"
             )
     kept = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
     if messages and kept:
         raise NotAllowed(
-            f"changes of {', '.join(kept)} are held, and message sinks would never get them; release them first "
-            f"(deltaforge hold list {row.name}), and let a run deliver them"
+            f"changes of {', '.join(kept)} are held, and message sinks would never get them; "
+            f"release them first (deltaforge hold list {row.name}), and let a run deliver them"
         )
 
 

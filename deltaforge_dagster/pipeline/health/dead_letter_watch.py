@@ -1,4 +1,4 @@
-"""Watch the queue of dead letters during a run: warn when it fills up, drop entries that are too old."""
+"""Watch the queue of dead letters during a run: warn when it fills up, drop entries by age."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class DeadLetterWatch:
         lost = depth.evicted + depth.rejected + depth.expired
         if self._lost is not None and lost > self._lost:
             self._warn(
-                f"{self._pipeline}: {lost - self._lost} dead letters were lost to the queue's limits "
-                f"lately; so far {depth.evicted} were dropped for newer ones, {depth.rejected} "
-                f"rejected, {depth.expired} dropped for their age"
+                f"{self._pipeline}: {lost - self._lost} dead letters were lost to the queue's "
+                f"limits lately; so far {depth.evicted} were dropped for newer ones, "
+                f"{depth.rejected} rejected, {depth.expired} dropped for their age"
             )
         self._lost = lost

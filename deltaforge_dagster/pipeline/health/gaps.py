@@ -114,7 +114,10 @@ def _what(gap: Gap) -> str:
         return f"rows written before {until} were not captured, when the log got the table"
     since = "an unknown time" if gap.since is None else _time(gap.since)
     if gap.cause == "away":
-        return f"rows written between {since} and {until} were not captured, because the log did not have the table"
+        return (
+            f"rows written between {since} and {until} were not captured, because the log did not "
+            "have the table"
+        )
     text = f"the table was dropped and another one made between {since} and {until}"
     if gap.whole:
         return f"{text}: the log does not say that the rows of the former are gone"

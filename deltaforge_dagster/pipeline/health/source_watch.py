@@ -1,4 +1,4 @@
-"""Check the source every few seconds: does it answer, and will it send everything that must be captured?
+"""Check every few seconds that the source answers, and will send all that must be captured.
 
 While no run is active, the sensor's ticks do this (`inspect_source`), and also check whether the
 journal can be written; during a run, a thread of the run does it (`SourceWatch`). The findings are

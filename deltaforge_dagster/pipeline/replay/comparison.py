@@ -1,4 +1,6 @@
-"""Compare what two chains of processors make of the same rows: report which fields differ, not their values.
+"""Compare what two chains of processors make of the same rows.
+
+The report names the fields that differ, not their values.
 
 Events are matched by event id. Both sides are read in delivery order, a batch at a time, and a
 matched pair is discarded at once; only events that one side alone has had so far stay in memory.
@@ -199,7 +201,10 @@ class _Comparison:
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the compared columns, with the full names of tables, at least `_BATCH_ROWS` rows at a time."""
+    """Yield the compared columns, with full names of tables, in parts of `_BATCH_ROWS` or more.
+
+    The last part may have fewer rows.
+    """
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         plain = [batch.column(name).cast(_SCHEMA.field(name).type) for name in _READ]
@@ -226,7 +231,10 @@ def _differs(old: Any, new: Any) -> Mask:
 
 
 def _fields(column: str, old: Any, new: Any) -> list[str]:
-    """Return the fields that differ inside a column; the column's own name if it is no JSON object."""
+    """Return the fields that differ inside a column.
+
+    Returns the column's own name if it is no JSON object.
+    """
     whole = _SHOWN.get(column, column)
     if column not in _OBJECTS or old is None or new is None:
         return [whole]

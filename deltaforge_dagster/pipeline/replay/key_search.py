@@ -231,13 +231,13 @@ class _Sinks:
         return "delivered"
 
     def _left(self, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
-        """Return which changes of a segment left the queue of dead letters without being delivered."""
+        """Return which changes of a segment left the dead-letter queue without being delivered."""
         if self._undelivered[0] != segment:
             self._undelivered = (segment, self._store.undelivered.read(self._pipeline, segment))
         return self._undelivered[1]
 
     def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
-        """Return, by event id, the ordinals of a segment's events in the output of its processors."""
+        """Return, by event id, the ordinals of a segment's events in its processors' output."""
         number, by_event = self._processed
         if number != segment.segment:
             by_event = {}

@@ -1,4 +1,6 @@
-"""The Spark job of a preview: runs a chain over segments, and compares its output with what is recorded.
+"""The Spark job of a preview: runs a chain over segments, and compares its output.
+
+It compares with what is recorded.
 
 Nothing is written: the output is compared batch by batch and discarded.
 

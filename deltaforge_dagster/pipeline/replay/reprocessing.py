@@ -1,4 +1,4 @@
-"""Run today's chain over captured segments, without changing the output that the journal has recorded.
+"""Run today's chain over captured segments, without changing the journal's recorded output.
 
 The new output is in journal files without a row in the state store: they are deleted as soon as
 their content was delivered, and those of a killed run are swept like any orphan.

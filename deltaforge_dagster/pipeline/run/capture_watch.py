@@ -1,4 +1,4 @@
-"""Record in the state store how a run's capture fares: that it fails, when it is retried, that it works again."""
+"""Record in the state store that a run's capture fails, when it is retried, that it works again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class CaptureWatch:
         self._attempt: float | None = None
 
     def poll(self, capture: Capture | None, *, over: bool = False) -> None:
-        """Record what has changed since the last call; `over`: the run ends, so brief errors are recorded, too."""
+        """Record what has changed since the last call.
+
+        With `over`, the run ends, so brief errors are recorded, too.
+        """
         if capture is None or self._said == "failed":
             return
         error = capture.error
@@ -53,7 +56,7 @@ class CaptureWatch:
         return failure is None or failure.subject == "source" or failure.next_attempt_at is None
 
     def _trouble(self, capture: Capture, *, over: bool) -> None:
-        """Record a retryable error once it has lasted for `_BRIEF_SECONDS`, and at each further attempt."""
+        """Record a retryable error after `_BRIEF_SECONDS`, and at each further attempt."""
         assert capture.error is not None
         now = time.monotonic()
         if self._troubled_since is None:

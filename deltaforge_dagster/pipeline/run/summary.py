@@ -1,4 +1,4 @@
-"""Log one line a minute about a live run: how much it did, how fast, and how far sinks are behind."""
+"""Log one line a minute about a live run: how much it did, how fast, how far sinks are behind."""
 
 from __future__ import annotations
 

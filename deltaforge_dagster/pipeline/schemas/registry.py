@@ -40,7 +40,7 @@ class FencedRegistry:
                 self._note(history)
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register the version of a table that is in force from `position`, and return its stamp."""
+        """Register the version of a table that is in force from `position`; return its stamp."""
         return self._register(table, position, streamed=True)
 
     def register_read(self, table: TableSchema, position: Position) -> SchemaStamp:

@@ -249,7 +249,7 @@ class Sensing:
     def _versions_of(
         self, tables: Collection[str], fingerprints: Collection[str]
     ) -> dict[str, Versions]:
-        """Return the registered versions of some tables; reload them if a fingerprint is unknown."""
+        """Return the registered versions of some tables; reload if a fingerprint is unknown."""
         registered = {
             fingerprint for versions in self._versions.values() for fingerprint in versions
         }

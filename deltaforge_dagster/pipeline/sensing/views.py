@@ -106,7 +106,9 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
 
 
 def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
-    """Return for each JSON object of a schema its stable fields, and whether its other keys are dynamic (data).
+    """Return the stable fields of each JSON object of a schema.
+
+    Also says for each object whether its other keys are dynamic (data).
 
     Raises:
         NotAllowed: There is no such schema.
@@ -165,7 +167,7 @@ def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
 
 
 def recent_drift(store: StateStore, loaded: LoadedPipeline, since: float) -> dict[str, list[str]]:
-    """Return, by `table.column`, the kinds of drift that were found since a time, seconds since 1970.
+    """Return, by `table.column`, the kinds of drift found since a time, in seconds since 1970.
 
     A column of the schema that no event had at all is listed as `missing_column`, whatever the
     time.
@@ -200,7 +202,10 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
 
 
 def _evolution(stored: View) -> View:
-    """Return a stored change with paths as the other views write them; stored ones begin with `$`."""
+    """Return a stored change with paths as the other views write them.
+
+    Stored paths begin with `$`.
+    """
     return stored | {"added": [without_root(text) for text in stored["added"]]}
 
 

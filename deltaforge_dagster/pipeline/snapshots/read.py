@@ -1,4 +1,4 @@
-"""Reading a snapshot: a run that plans its chunks and has Spark's tasks read them into staging files.
+"""Reading a snapshot: a run plans its chunks, and Spark's tasks read them into staging files.
 
 Such a run needs no lease, and several may work at the same time: the first result for a chunk
 counts (`state.snapshot_records`). A run that died leaves only orphaned files, and the next one
@@ -137,7 +137,8 @@ class SnapshotRun:
         snapshot = self._store.snapshots.unfinished(self._name)
         if snapshot is None:
             raise NotAllowed(
-                f"pipeline {self._name!r}: there is no unfinished snapshot (deltaforge snapshot start)"
+                f"pipeline {self._name!r}: there is no unfinished snapshot "
+                "(deltaforge snapshot start)"
             )
         if snapshot.state == "wanted":
             self._plan(snapshot)
@@ -305,9 +306,9 @@ class SnapshotRun:
             self._failures += 1
             if self._failures > _FAILURES:
                 raise
-            self._watermarks[
-                1:
-            ] = []  # with an older watermark, the read need not wait for a transaction that a newer one includes
+            # With an older watermark, the read need not wait for a transaction that a newer one
+            # includes.
+            self._watermarks[1:] = []
             self._warn(f"{task.table}: {error}; it is read again")
             time.sleep(self._backoff.next_delay())
         else:
