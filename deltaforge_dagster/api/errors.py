@@ -1,4 +1,6 @@
-"""Errors of requests, and the response to every error: a status, a code and one message without secrets.
+"""Errors of requests, and the response to every error.
+
+A response has a status, a code and one message without secrets.
 
 The body of the response is `{"error": message, "code": CODE, "message": message}`.
 """

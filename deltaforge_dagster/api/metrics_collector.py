@@ -335,7 +335,7 @@ def _labels(family: Family, stored: Stored) -> _Labels:
 
 
 def _summed(family: Family, numbers: Iterable[Stored]) -> _Values:
-    """Return stored values by the family's labels, summed over labels that the family does not have."""
+    """Return stored values by the family's labels, summed over labels that it does not have."""
     values = defaultdict[_Labels, float](float)
     for stored in numbers:
         values[_labels(family, stored)] += stored.value

@@ -90,7 +90,7 @@ def _chosen(
 
 
 class SnapshotBeside:
-    """Reads the pipeline's requested snapshot in a thread of a live run that was started by a command.
+    """Reads the pipeline's requested snapshot in a thread of a live run started by a command.
 
     Under Dagster's daemon a sensor starts a separate run that reads the snapshot. Here a thread
     does the same, unless such a run is already reading. The live run puts the rows into the
@@ -118,7 +118,7 @@ class SnapshotBeside:
 
     @property
     def works(self) -> bool:
-        """Whether chunks are still being read, or wait for the live run to put them into the journal."""
+        """Whether chunks are still being read, or wait for the live run to journal them."""
         if self._thread.is_alive():
             return True
         store, name = self._run_context.store, self._loaded.name
@@ -248,7 +248,10 @@ class ChunksShown:
         return dg.AssetMaterialization(
             snapshot_key(self._pipeline),
             partition=chunk.partition,
-            description=f"{pluralize(chunk.rows or 0, 'row')} of {chunk.table_name}, by snapshot {chunk.snapshot}",
+            description=(
+                f"{pluralize(chunk.rows or 0, 'row')} of {chunk.table_name}, "
+                f"by snapshot {chunk.snapshot}"
+            ),
             metadata={
                 "table": chunk.table_name,
                 "rows": chunk.rows or 0,

@@ -215,7 +215,8 @@ def _last_number(connection: Connection, serial: Column[Any]) -> int:
     """Return the last value that a serial column has assigned, even if its row was deleted."""
     if connection.dialect.name == "postgresql":
         query = text(
-            "SELECT pg_sequence_last_value(CAST(pg_get_serial_sequence(:table, :column) AS regclass))"
+            "SELECT pg_sequence_last_value("
+            "CAST(pg_get_serial_sequence(:table, :column) AS regclass))"
         )
         names = {"table": serial.table.name, "column": serial.name}
         return connection.execute(query, names).scalar_one() or 0

@@ -127,7 +127,7 @@ class DeadLetterRepository:
             return entries, int(dead_entries or 0), last or 0
 
     def depth(self, name: str) -> DeadLetterDepth:
-        """Return the size of a pipeline's queue, and how many entries were lost to its limits so far."""
+        """Return the size of a pipeline's queue, and how many entries were lost to its limits."""
         dead = case((dead_letters.c.state == "dead", 1), else_=0)
         query = select(func.count(), func.sum(dead), func.min(dead_letters.c.created_at)).where(
             dead_letters.c.pipeline == name
@@ -193,7 +193,7 @@ class DeadLetterRepository:
             return _give_up(connection, name, "acknowledged", condition)
 
     def expire(self, name: str, older_than: float) -> int:
-        """Drop and count the dead entries older than this many seconds; return how many there were."""
+        """Drop and count the dead entries older than this many seconds; return their number."""
         with self._database.write() as connection:
             lock_lease(connection, name)
             return _expire(connection, name, older_than)
@@ -269,7 +269,7 @@ class DeadLetterWrites:
         return self._delivered(dead_letters.c.token.between(first, token))
 
     def redrive_failed(self, seq: int, kind: str, message: str) -> None:
-        """Record that an entry was refused again, and why; it is `dead` again and waits for a user."""
+        """Record that an entry was refused again, and why; it is `dead` and waits for a user."""
         self._connection.execute(
             update(dead_letters)
             .where(dead_letters.c.pipeline == self._pipeline, dead_letters.c.seq == seq)
@@ -282,7 +282,7 @@ class DeadLetterWrites:
         )
 
     def expire(self, older_than: float) -> int:
-        """Drop and count the dead entries older than this many seconds; return how many there were."""
+        """Drop and count the dead entries older than this many seconds; return their number."""
         return _expire(self._connection, self._pipeline, older_than)
 
     def _delivered(self, condition: ColumnElement[bool]) -> int:

@@ -7,8 +7,8 @@ newest version waits for approval) and its subject (`shop.orders`). It goes thro
 `held`         events of the subject are kept in files of the journal's folder (`hold_part`)
 `released`     the problem was fixed or the version approved; the next run turns the events into
                segments
-`journaled`    the events are in the journal, the last one in `last_segment`; the files are not needed
-               any more
+`journaled`    the events are in the journal, the last one in `last_segment`; the files are not
+               needed any more
 =============  ====================================================================================
 
 Until every attached sink has that segment, the source must not discard the events, so the row is

@@ -1,4 +1,4 @@
-"""Ranges of the journal, the partitions in Dagster: reading, opening, closing, publication and deletion.
+"""Ranges of the journal, Dagster's partitions: reading, opening, closing, publishing, deleting.
 
 A sink *has* a range if its checkpoint is complete at or past the range's last segment, and if it
 was given the whole range: a sink that is added later starts in the middle of the journal and does
@@ -192,7 +192,8 @@ class RangeWrites:
             if (already["first_segment"], already["epoch"]) == (first_segment, self._epoch):
                 return int(already["range"])
             raise NotAllowed(
-                f"pipeline {self._pipeline!r}: range {already['range']} is still open; close it first"
+                f"pipeline {self._pipeline!r}: range {already['range']} is still open; "
+                "close it first"
             )
         if first_segment != pipeline.next_segment:
             raise NotAllowed(

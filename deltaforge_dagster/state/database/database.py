@@ -304,7 +304,8 @@ def _parse(url: str) -> URL:
         raise SettingsError("the state URL names no SQLite file; write `memory` for one in memory")
     # The URL may contain a password, so the message does not repeat it.
     raise SettingsError(
-        "the state URL is none of `memory`, `sqlite:///path` and `postgresql://user:password@host/db`"
+        "the state URL is none of `memory`, `sqlite:///path` and "
+        "`postgresql://user:password@host/db`"
     )
 
 
