@@ -60,7 +60,7 @@ def collect(
     for stored in itertools.chain(store.metrics.read(), counted):
         numbers[stored.name].append(stored)
     loaded = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
-    gauges = _Now(store, pipelines, loaded, numbers)
+    gauges = _CurrentState(store, pipelines, loaded, numbers)
     for family in FAMILIES.values():
         if family.kind == "histogram":
             yield _histogram(family, numbers[family.name], numbers[family.name + SUM])
@@ -72,7 +72,7 @@ def collect(
         yield _plain(family, values)
 
 
-class _Now:
+class _CurrentState:
     """Computes the families that describe the current state."""
 
     def __init__(

@@ -196,7 +196,7 @@ class ChunksShown:
         self._chunks = 0
         self._read = 0
         self._published_at = float("-inf")
-        self._known: set[str] | None = None
+        self._published_readings: set[str] | None = None
 
     def progress(self, progress: Mapping[str, SnapshotProgress]) -> None:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
@@ -216,15 +216,15 @@ class ChunksShown:
         self._published_at = time.monotonic()
         (snapshot,) = self._store.snapshots.read(self._pipeline, newest=1)
         chunks = self._store.snapshots.chunks(self._pipeline, snapshot.snapshot)
-        if self._known is None:
-            self._known = self._published(snapshot.snapshot)
+        if self._published_readings is None:
+            self._published_readings = self._published(snapshot.snapshot)
             names = [chunk.partition for chunk in chunks]
             self._context.instance.add_dynamic_partitions(chunks_name(self._pipeline), names)
         for chunk in chunks:
             reading = _reading(chunk)
-            if chunk.read_at is not None and reading not in self._known:
+            if chunk.read_at is not None and reading not in self._published_readings:
                 self._context.log_event(self._materialization(chunk))
-                self._known.add(reading)
+                self._published_readings.add(reading)
 
     def _published(self, snapshot: int) -> set[str]:
         """Return the reads of a snapshot's chunks (`_reading`) that are materialized in Dagster."""

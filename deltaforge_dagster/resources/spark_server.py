@@ -392,7 +392,7 @@ def _end(folder: Path) -> None:
 
 def _watch(folder: Path, java: Path, report: int, options: _Options) -> int:
     """Run one server until it ends, the watcher gets SIGTERM, or there are no clients."""
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
     assert alive is not None
     os.ftruncate(alive, 0)
@@ -415,7 +415,7 @@ def _watch(folder: Path, java: Path, report: int, options: _Options) -> int:
         state.unlink(missing_ok=True)
 
 
-def _told_to_end(*_: object) -> None:
+def _exit_on_sigterm(*_: object) -> None:
     """Exit on the first SIGTERM and ignore further ones, which must not interrupt the shutdown."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)

@@ -116,7 +116,7 @@ class _Reload:
 
     def __init__(self, url: str | None) -> None:
         self._url = url
-        self._asked: str | None = None
+        self._requested_changes: str | None = None
         self._ticks = 0
         self._answer = ""
 
@@ -128,8 +128,8 @@ class _Reload:
         if self._url is None:
             return "press Reload in the UI (Deployment, Code locations)"
         self._ticks += 1
-        if changes != self._asked or self._ticks > _AGAIN_TICKS:
-            self._asked, self._ticks, self._answer = changes, 0, ""
+        if changes != self._requested_changes or self._ticks > _AGAIN_TICKS:
+            self._requested_changes, self._ticks, self._answer = changes, 0, ""
             threading.Thread(target=self._request, name="reload", daemon=True).start()
         return self._answer or "Dagster was asked to reload"
 

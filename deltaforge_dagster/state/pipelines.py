@@ -200,7 +200,7 @@ class PipelineRepository:
             connection.execute(update(pipelines).where(this).values(probe_after=0.0))
 
     def set_probe(self, name: str, after: float, wait: float) -> None:
-        """Set when the sensor may next query the source (`after`), and the wait for that (`wait`)."""
+        """Set when the sensor may next query the source, and the back-off until then in seconds."""
         self._update(name, probe_after=after, probe_wait=wait)
 
     def set_failure(self, name: str, failure: Failure | None) -> None:

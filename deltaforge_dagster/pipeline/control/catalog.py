@@ -174,7 +174,7 @@ def united(files: Iterable[AnyPipeline], stored: Iterable[AnyPipeline]) -> list[
     by_name = {pipeline.name: pipeline for pipeline in files}
     for pipeline in stored:
         rival = by_name.get(pipeline.name)
-        by_name[pipeline.name] = pipeline if rival is None else _both(rival)
+        by_name[pipeline.name] = pipeline if rival is None else _with_name_conflict(rival)
     return list(by_name.values())
 
 
@@ -191,7 +191,7 @@ def reread(store: StateStore, loaded: LoadedPipeline) -> AnyPipeline | None:
     return current if current.name == loaded.name else None
 
 
-def _both(file: AnyPipeline) -> BrokenPipeline:
+def _with_name_conflict(file: AnyPipeline) -> BrokenPipeline:
     problem = (
         f"{file.path}: metadata.name: the name {file.name} is also used by a pipeline that the "
         f"state store keeps (rename this one, or remove the other: DELETE /pipelines/{file.name})"

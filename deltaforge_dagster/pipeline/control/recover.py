@@ -72,7 +72,7 @@ def plan_recovery(
     row = register(store, loaded)
     dropped = source.reset(dry_run=True)
     damaged = _sinks_of_lost_files(store, journal, row)
-    why = _lost(row, source) or (", ".join(dropped) if dropped else None)
+    why = _cause_of_loss(row, source) or (", ".join(dropped) if dropped else None)
     if damaged:
         lost = (
             f"the journal has lost files that {', '.join(damaged)} "
@@ -153,7 +153,7 @@ def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
         store.pipelines.set_desired_state(row.name, row.want)
 
 
-def _lost(row: PipelineRow, source: Source) -> str | None:
+def _cause_of_loss(row: PipelineRow, source: Source) -> str | None:
     """Return why the log does not have what follows a pipeline's position; None if it has."""
     failure = None if row.failure is None else Failure(**json.loads(row.failure))
     if failure is not None and (failure.subject, failure.kind) == ("source", PositionLost.kind):

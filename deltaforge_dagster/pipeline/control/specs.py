@@ -125,7 +125,7 @@ class RangeVersions:
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
         self._pipeline = pipeline
-        self._known: dict[str, CodeParts | None] = {}
+        self._parts_by_hash: dict[str, CodeParts | None] = {}
         row = store.pipelines.get(pipeline)
         self._today = None if row is None else self._parts(row.spec_hash)
 
@@ -155,10 +155,10 @@ class RangeVersions:
         return chain_part(hashes)
 
     def _parts(self, spec_hash: str) -> CodeParts | None:
-        if spec_hash not in self._known:
+        if spec_hash not in self._parts_by_hash:
             noted = noted_spec(self._store, self._pipeline, spec_hash)
-            self._known[spec_hash] = None if noted is None else noted.parts
-        return self._known[spec_hash]
+            self._parts_by_hash[spec_hash] = None if noted is None else noted.parts
+        return self._parts_by_hash[spec_hash]
 
 
 def _specs(store: StateStore, pipeline: str) -> Kv:

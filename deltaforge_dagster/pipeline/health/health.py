@@ -288,7 +288,7 @@ def capture_failed(
     subject = _subject(error)
     if by == "tick" and recorded is not None and recorded.by == "run":
         same = recorded.subject == subject and recorded.next_attempt_at is not None
-        if not (same or _passes(recorded)):
+        if not (same or _is_ended_by_tick(recorded)):
             return
     since = recorded.since if recorded is not None and recorded.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
@@ -302,7 +302,7 @@ def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> N
     """Record that a run reads the log, or that a tick could use the source."""
     row = store.pipelines.get(name)
     failure = None if row is None else failure_of(row)
-    if failure is not None and (by == "run" or failure.by == "tick" or _passes(failure)):
+    if failure is not None and (by == "run" or failure.by == "tick" or _is_ended_by_tick(failure)):
         store.pipelines.set_failure(name, None)
 
 
@@ -310,7 +310,7 @@ def source_answers(store: StateStore, name: str) -> None:
     """Record that the source answers queries, so that an outage is over."""
     row = store.pipelines.get(name)
     failure = None if row is None else failure_of(row)
-    if failure is not None and _passes(failure):
+    if failure is not None and _is_ended_by_tick(failure):
         store.pipelines.set_failure(name, None)
 
 
@@ -400,7 +400,7 @@ def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
     return "journal" if isinstance(error, StoreUnavailable | JournalDamaged) else "source"
 
 
-def _passes(failure: Failure) -> bool:
+def _is_ended_by_tick(failure: Failure) -> bool:
     """Whether a tick that can use the source shows that a failure is over."""
     return failure.next_attempt_at is not None and failure.subject == "source"
 
@@ -419,7 +419,7 @@ def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
     return sinks
 
 
-def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
+def _merged(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Return problems with each text once.
 
     Sinks that fail for the same reason become one problem. A problem whose text is the end of
@@ -439,8 +439,8 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
             merged[key] = replace(
                 earlier,
                 subject=subject,
-                since=_first(earlier.since, problem.since),
-                next_attempt_at=_first(earlier.next_attempt_at, problem.next_attempt_at),
+                since=_earliest(earlier.since, problem.since),
+                next_attempt_at=_earliest(earlier.next_attempt_at, problem.next_attempt_at),
             )
     distinct = merged.values()
     return [
@@ -453,7 +453,7 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     ]
 
 
-def _first(left: float | None, right: float | None) -> float | None:
+def _earliest(left: float | None, right: float | None) -> float | None:
     return min((time for time in (left, right) if time is not None), default=None)
 
 
@@ -472,7 +472,7 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     log, early = store.pipelines.source_log(row.name), store.pipelines.early_confirmation(row.name)
     other_problems += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
     problems = sorted(
-        _once([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
+        _merged([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
     )
     return Health(
         "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early

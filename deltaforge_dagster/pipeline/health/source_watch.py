@@ -108,7 +108,7 @@ class SourceWatch:
         self._seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
         self._build_source = build_source
         self._warn = warn
-        self._said: set[str] = set()
+        self._warned_texts: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=in_context(self._watch), name=f"source watch {loaded.name}", daemon=True
@@ -140,9 +140,9 @@ class SourceWatch:
 
     def _note(self, findings: list[Finding]) -> None:
         for finding in findings:
-            if finding.bad and finding.text not in self._said:
+            if finding.bad and finding.text not in self._warned_texts:
                 self._warn(finding.line)
-        self._said = {finding.text for finding in findings}
+        self._warned_texts = {finding.text for finding in findings}
         try:
             note_findings(self._store, self._name, findings)
         except Retryable as error:  # they are recorded at the next check

@@ -108,7 +108,7 @@ class _Comparison:
     """A comparison in progress."""
 
     def __init__(self, sample: int, *, values: bool) -> None:
-        self._found = ReplayDifference()
+        self._difference = ReplayDifference()
         self._sample = sample
         self._values = values
         self._sampled: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class _Comparison:
         self._one_sided("dropped", old)
         self._one_sided("added", new)
         self._count_moved()
-        return self._found
+        return self._difference
 
     def _settle(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Compare the events that are on both sides; return the unmatched events of each side."""
@@ -155,7 +155,7 @@ class _Comparison:
                 if which[name][number]
                 for path in _fields(name, before[name], after[name])
             ]
-            self._found.fields.setdefault(before["name"], Counter()).update(fields)
+            self._difference.fields.setdefault(before["name"], Counter()).update(fields)
             self._show("changed", after, fields, before, after)
 
     def _one_sided(self, kind: str, rows: pa.Table) -> None:
@@ -165,7 +165,7 @@ class _Comparison:
 
     def _count(self, kind: str, names: Iterable[str]) -> None:
         for name, count in Counter(names).items():
-            self._found.tables.setdefault(name, Counter())[kind] += count
+            self._difference.tables.setdefault(name, Counter())[kind] += count
 
     def _count_moved(self) -> None:
         """Count the matched events that now come after an event that they preceded."""
@@ -197,7 +197,7 @@ class _Comparison:
         }
         if self._values:
             shown |= {"recorded": _values(recorded), "made": _values(current)}
-        self._found.sample.append(shown)
+        self._difference.sample.append(shown)
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -24,7 +24,7 @@ class CaptureWatch:
     def __init__(self, store: StateStore, name: str) -> None:
         self._store = store
         self._name = name
-        self._said: Literal["nothing", "well", "trouble", "failed"] = "nothing"
+        self._recorded: Literal["nothing", "well", "trouble", "failed"] = "nothing"
         self._troubled_since: float | None = None
         self._attempt: float | None = None
 
@@ -33,17 +33,19 @@ class CaptureWatch:
 
         With `over`, the run ends, so brief errors are recorded, too.
         """
-        if capture is None or self._said == "failed":
+        if capture is None or self._recorded == "failed":
             return
         error = capture.error
         if error is None:
             self._troubled_since = None
-            if self._said == "trouble" or (self._said == "nothing" and self._works(capture)):
+            if self._recorded == "trouble" or (
+                self._recorded == "nothing" and self._works(capture)
+            ):
                 capture_works(self._store, self._name, "run")
-                self._said = "well"
+                self._recorded = "well"
         elif capture.failed:
             capture_failed(self._store, self._name, "run", error, None)
-            self._said = "failed"
+            self._recorded = "failed"
         else:
             self._trouble(capture, over=over)
 
@@ -64,9 +66,9 @@ class CaptureWatch:
         if now - self._troubled_since < _BRIEF_SECONDS and not over:
             return
         attempt = capture.next_attempt_at
-        if self._said == "trouble" and attempt == self._attempt:
+        if self._recorded == "trouble" and attempt == self._attempt:
             return
         left = max(0.0, attempt - now)
         at = self._store.now() + left
         capture_failed(self._store, self._name, "run", capture.error, at)
-        self._said, self._attempt = "trouble", attempt
+        self._recorded, self._attempt = "trouble", attempt

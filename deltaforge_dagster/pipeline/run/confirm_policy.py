@@ -81,13 +81,13 @@ class ConfirmPolicy:
             return
         lacking = store.segments.read(pipeline.name, first=awaited, limit=1)
         behind = store.now() - lacking[0].created_at if lacking else 0.0
-        why = self._why(pipeline.name, behind)
+        why = self._reason(pipeline.name, behind)
         if self._early is None and why is not None:
             self._set(EarlyConfirmation(store.now(), why))
         elif why is None and behind < _CAUGHT_UP_SECONDS:
             self._set(None)
 
-    def _why(self, name: str, behind: float) -> str | None:
+    def _reason(self, name: str, behind: float) -> str | None:
         """Return why the log should be confirmed early from now on; None if it should not."""
         log = self._run.store.pipelines.source_log(name)
         if (

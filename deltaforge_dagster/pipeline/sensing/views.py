@@ -31,7 +31,7 @@ View = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RequestedSchema:
     """A requested schema.
 
     Attributes:
@@ -82,7 +82,7 @@ def schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     Raises:
         NotAllowed: There is no such schema.
     """
-    requested = _found(store, loaded, table)
+    requested = _requested(store, loaded, table)
     null_rates = options_of(loaded).tracking.null_rates
     inside = [path for path in children(requested.schema.fields, ()) if path[-1] != ELEMENT]
     fields = [_field(requested.schema, path, null_rates=null_rates) for path in inside]
@@ -101,7 +101,7 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
         raise SensingDisabled(
             f"{loaded.name}: spec.schema_sensing.output.export_json_schema is false"
         )
-    requested = _found(store, loaded, table)
+    requested = _requested(store, loaded, table)
     return exported.json_schema(requested.name, requested.schema, output.json_schema_format)
 
 
@@ -113,7 +113,7 @@ def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> Vi
     Raises:
         NotAllowed: There is no such schema.
     """
-    requested = _found(store, loaded, table)
+    requested = _requested(store, loaded, table)
     schema = requested.schema
     objects = [path for path, field in schema.fields.items() if field.counts[OBJECT]]
     return {
@@ -190,7 +190,7 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
     Raises:
         NotAllowed: There is no such schema.
     """
-    parts = _found(store, loaded, table).parts
+    parts = _requested(store, loaded, table).parts
     recorded = [
         evolution for part in parts for evolution in store.sensing.evolutions(loaded.name, part)
     ]
@@ -223,15 +223,17 @@ def _schemas(
             yield key, table, schema
 
 
-def _found(store: StateStore, loaded: LoadedPipeline, table: str) -> _Found:
+def _requested(store: StateStore, loaded: LoadedPipeline, table: str) -> _RequestedSchema:
     options = options_of(loaded)
-    by_name: dict[str, _Found] = {}
+    by_name: dict[str, _RequestedSchema] = {}
     for name, sense in _tables(store, loaded).items():
         named = named_schemas(name, sense)
         if named and name not in named:
             rows = combined(options, sense.columns, sense.drift.analyzed)
-            by_name[name] = _Found(name, sense, rows, tuple(named))
-        by_name |= {key: _Found(key, sense, schema, (key,)) for key, schema in named.items()}
+            by_name[name] = _RequestedSchema(name, sense, rows, tuple(named))
+        by_name |= {
+            key: _RequestedSchema(key, sense, schema, (key,)) for key, schema in named.items()
+        }
     return by_name[_chosen(loaded, table, list(by_name))]
 
 

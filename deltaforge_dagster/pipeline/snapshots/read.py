@@ -122,7 +122,7 @@ class SnapshotRun:
             raise NotAllowed(f"pipeline {self._name!r}: its source knows no snapshots")
         self._source = source
         try:
-            snapshot = self._begun()
+            snapshot = self._planned_snapshot()
             self._watermarks = [source.snapshots().watermark()]
             with self._context.replay_sessions() as sessions:
                 self._read(snapshot, sessions)
@@ -130,7 +130,7 @@ class SnapshotRun:
             source.close()
         return self._store.snapshots.read(self._name, newest=1)[0]
 
-    def _begun(self) -> SnapshotRow:
+    def _planned_snapshot(self) -> SnapshotRow:
         """Return the unfinished snapshot, with its chunks planned and the stream's start fixed."""
         pipeline = register(self._store, self._loaded)
         ensure_start(self._store, self._loaded, pipeline, self._source)
@@ -147,7 +147,7 @@ class SnapshotRun:
     def _plan(self, snapshot: SnapshotRow) -> None:
         snapshots = self._source.snapshots()
         tables = list(snapshot.tables) or None
-        for finding in snapshots.preflight(tables, self._width):
+        for finding in snapshots.preflight(tables, self._max_tasks):
             if finding.level == "error":
                 raise SourceMisconfigured(f"pipeline {self._name!r}: {finding.text}")
             if finding.level == "warning":
@@ -161,7 +161,7 @@ class SnapshotRun:
         return self._options.max_parallel_chunks if self._options.intra_table_parallel else 1
 
     @property
-    def _width(self) -> int:
+    def _max_tasks(self) -> int:
         """How many tasks may run at a time."""
         return min(self._options.max_parallel_tables * self._per_table, _MOST_TASKS)
 
@@ -169,15 +169,15 @@ class SnapshotRun:
         running: dict[Future[list[tuple[int, WrittenChunk]]], _Task] = {}
         looked_at = float("-inf")
         with contextlib.ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(self._width, "snapshot"))
+            pool = stack.enter_context(ThreadPoolExecutor(self._max_tasks, "snapshot"))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            while self._goes_on(snapshot):
+            while self._is_unfinished(snapshot):
                 progress = self._store.snapshots.progress(self._name, snapshot.snapshot)
                 self._progress(progress)
                 staged = sum(table.staged_bytes for table in progress.values())
                 if staged < self._room and time.monotonic() - looked_at >= _TASKS_SECONDS:
                     looked_at = time.monotonic()
-                    for task in self._next(snapshot, list(running.values())):
+                    for task in self._next_tasks(snapshot, list(running.values())):
                         running[pool.submit(self._stage, sessions, snapshot, task)] = task
                 if not running:
                     if not any(True for _ in self._missing(snapshot)):
@@ -186,10 +186,10 @@ class SnapshotRun:
                     continue
                 done, _ = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
                 for future in done:
-                    self._ended(future, running.pop(future))
+                    self._handle_end(future, running.pop(future))
                     looked_at = float("-inf")
 
-    def _goes_on(self, snapshot: SnapshotRow) -> bool:
+    def _is_unfinished(self, snapshot: SnapshotRow) -> bool:
         """Return whether the snapshot is still unfinished; check its source every `GUARD_SECONDS`.
 
         Raises:
@@ -223,9 +223,9 @@ class SnapshotRun:
             if self._only is None or (chunk.table_name, chunk.number) in self._only:
                 yield chunk
 
-    def _next(self, snapshot: SnapshotRow, running: list[_Task]) -> list[_Task]:
+    def _next_tasks(self, snapshot: SnapshotRow, running: list[_Task]) -> list[_Task]:
         """Return the tasks to start in addition to the running ones."""
-        if len(running) >= self._width:
+        if len(running) >= self._max_tasks:
             return []
         taken = {(chunk.table_name, chunk.number) for task in running for chunk in task.chunks}
         tables: dict[str, deque[ChunkRow]] = {}
@@ -239,7 +239,7 @@ class SnapshotRun:
             read_now = {task.table for task in [*running, *tasks]}
             if table not in read_now and len(read_now) >= self._options.max_parallel_tables:
                 continue
-            for _ in range(min(free, self._width - len(running) - len(tasks))):
+            for _ in range(min(free, self._max_tasks - len(running) - len(tasks))):
                 if chunks:
                     part = [chunks.popleft() for _ in range(min(size, len(chunks)))]
                     tasks.append(_Task(table, part))
@@ -298,7 +298,7 @@ class SnapshotRun:
         if not noted and written.path is not None:
             self._context.journal.delete(written.path)
 
-    def _ended(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
+    def _handle_end(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
         """Handle the end of a task; a retryable error is raised only after several in a row."""
         try:
             future.result()
