@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus, as its text format or OpenMetrics, and the metrics of requests."""
+"""`/metrics` for Prometheus, in its text format or as OpenMetrics, and metrics of requests."""
 
 from __future__ import annotations
 

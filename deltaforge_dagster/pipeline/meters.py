@@ -232,7 +232,7 @@ class SinkMeter:
         return tally
 
     def passed(self, segments: Sequence[SegmentRow]) -> Tally:
-        """Return the tally to write with a checkpoint after whole segments, if there are any."""
+        """Return the tally to write with a checkpoint after zero or more whole segments."""
         if not segments:
             return self.drain()
         now = time.time()

@@ -372,7 +372,7 @@ def _environment(java: Path) -> dict[str, str]:
 
 
 def _end(folder: Path) -> None:
-    """Stop the watcher, if there is one, and with it the server; the caller has the start lock."""
+    """Stop the watcher, if any, and with it the server; the caller holds the start lock."""
     number = signal.SIGTERM
     deadline = time.monotonic() + _STOP_SECONDS
     while _watched(folder):

@@ -534,7 +534,7 @@ class LakeCommitWrites:
         return True
 
     def hold(self, sink: str, rejection: Rejection) -> None:
-        """Hold a table that has all up to the front: its pending changes cannot be folded."""
+        """Hold a table that is complete up to the front: its pending changes cannot be folded."""
         if _key(rejection.destination) in _rows(self._connection, self._pipeline, sink):
             return
         self._insert(

@@ -34,7 +34,7 @@ LE = "le"
 """Label with the upper bound of a bucket; `+Inf` for the last one."""
 
 RunFailure = Literal["failed", "lost"]
-"""`failed`: the run reported its failure; `lost`: it went silent, and another took its lease."""
+"""`failed`: the run reported it; `lost`: the run went silent, and another run took its lease."""
 
 RUN_FAILURE_REASONS: tuple[RunFailure, ...] = get_args(RunFailure)
 

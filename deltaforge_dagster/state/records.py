@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.tables import Contained
 
 DesiredState = Literal["running", "paused", "stopped"]
-"""Desired state of a pipeline: `paused` only delivers, without capture; `stopped` does nothing."""
+"""Desired state of a pipeline: `paused` delivers but captures nothing; `stopped` runs nothing."""
 
 Attachment = Literal["attached", "paused", "detached"]
 """Whether segments are kept for a sink and delivered, kept but not delivered, or neither."""

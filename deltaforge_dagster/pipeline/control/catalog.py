@@ -48,7 +48,7 @@ def installed(settings: Settings, store: StateStore | None) -> list[AnyPipeline]
 
 
 class PipelineFiles:
-    """Lists an installation's pipelines repeatedly; reads the files only when one has changed.
+    """Lists an installation's pipelines repeatedly; rereads the files only when one has changed.
 
     For one thread at a time.
 

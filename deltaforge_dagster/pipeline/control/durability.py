@@ -42,7 +42,7 @@ def durability_gaps(options: JournalLimits, journal_url: str, store_url: str) ->
 def confirm_findings(spec: PipelineSpec, journal_url: str, store_url: str) -> list[Finding]:
     """Return whether `confirm: auto` can take effect.
 
-    Nothing is returned for another `confirm`, or for a source whose server retains no log for a
+    The list is empty for another `confirm`, and for a source whose server retains no log for a
     pipeline.
     """
     options = spec.spec.engine.journal

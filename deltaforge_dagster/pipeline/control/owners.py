@@ -1,12 +1,11 @@
 """What two pipelines cannot share, claimed in the state store before a pipeline works.
 
-Pipeline files name these resources.
-
-The first pipeline that names a replication slot, a table, a folder of objects or the like owns it.
-Another one that names it, such as a copy of the file under another name, is refused wherever it
-would use it: in ticks, runs, snapshots and commands. `deltaforge validate` and `deltaforge check`
-compare the files, and report the conflict for both. If `metadata.name` changes in a file at the
-same path, the new pipeline takes over what the former one owned.
+Pipeline files name these resources. The first pipeline that names a replication slot, a table, a
+folder of objects or the like owns it. Another one that names it, such as a copy of the file under
+another name, is refused wherever it would use it: in ticks, runs, snapshots and commands.
+`deltaforge validate` and `deltaforge check` compare the files, and report the conflict for both. If
+`metadata.name` changes in a file at the same path, the new pipeline takes over what the former one
+owned.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Recover a pipeline whose position the source's log no longer has.
 
-The cause is for example a lost slot, a purged log or another server.
-
-The same is done for a pipeline whose journal has lost segments that sinks lack, if the source was
-told that it may discard their changes.
+The cause is for example a lost slot, a purged log or another server. The same is done for a
+pipeline whose journal has lost segments that sinks lack, if the source was told that it may discard
+their changes.
 
 What was committed between the last captured change and the new position is unknown. Tables of sinks
 are loaded again, so they equal the source. Message sinks and object files get a snapshot: every row

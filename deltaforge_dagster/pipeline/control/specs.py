@@ -52,7 +52,7 @@ def note_spec(store: StateStore, loaded: LoadedPipeline) -> None:
 
 
 def kept_form(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a spec as it is stored: scripts as hashes.
+    """Return a spec as it is stored: with scripts as hashes.
 
     Scripts may contain values of environment variables.
     """

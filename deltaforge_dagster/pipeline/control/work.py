@@ -1,8 +1,7 @@
 """Find out whether a pipeline needs a run.
 
-The sensor asks this, with short timeouts and without reading data.
-
-A run is started if and only if nobody holds the lease and one of these is true:
+The sensor asks this, with short timeouts and without reading data. A run is started if and only if
+nobody holds the lease and one of these is true:
 
 - a range is open, because a run was killed;
 - a sink is behind, is not paused, and its back-off has passed;

@@ -58,7 +58,7 @@ class CaptureWatch:
         return failure is None or failure.subject == "source" or failure.next_attempt_at is None
 
     def _trouble(self, capture: Capture, *, over: bool) -> None:
-        """Record a retryable error after `_BRIEF_SECONDS`, and at each further attempt."""
+        """Record a retryable error once it lasts `_BRIEF_SECONDS`, and at each further attempt."""
         assert capture.error is not None
         now = time.monotonic()
         if self._troubled_since is None:

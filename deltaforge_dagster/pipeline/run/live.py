@@ -124,7 +124,7 @@ class LiveRun:
     def _check_desired_state(self) -> None:
         """After each renewal, request the end if the desired state or the file has changed.
 
-        A pipeline file that is gone has changed, too.
+        The end is requested, too, if the pipeline file is gone.
         """
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipelines.get(self._loaded.name)

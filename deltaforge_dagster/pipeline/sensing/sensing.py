@@ -110,9 +110,8 @@ class Sensing:
         self._states: dict[str, bytes] = {}
         row = store.pipelines.get(self._pipeline)
         assert row is not None
-        self._last_examined = (
-            row.next_segment - 1
-        )  # replaced by the recorded progress, if there is any
+        # Replaced by the recorded progress, if there is any.
+        self._last_examined = row.next_segment - 1
         self._thread = threading.Thread(
             target=in_context(self._run), name=f"sense {self._pipeline}", daemon=True
         )
