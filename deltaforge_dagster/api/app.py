@@ -57,7 +57,8 @@ def build_app(context: ApiContext, *, token: str | None, limits: RequestLimits) 
     app = FastAPI(
         title="deltaforge_dagster",
         version=__version__,
-        description="Create, monitor and control pipelines that deliver every change of a database to sinks.",
+        description="Create, monitor and control pipelines that deliver every change of a database "
+        "to sinks.",
         # Their pages load scripts from other servers; ours (`documentation`) loads nothing.
         docs_url=None,
         redoc_url=None,

@@ -70,7 +70,8 @@ def redrive(loaded: Enabled, context: Context, body: Redrive) -> Redriven:
     """Have the pipeline's run deliver entries again, in order for each key, with the entries that wait behind them."""
     if body.sink_id is not None and keeps_what_it_has(loaded.spec, body.sink_id):
         raise NotAllowed(
-            f"sink {body.sink_id!r} of pipeline {loaded.name!r} writes tables and has no dead letters"
+            f"sink {body.sink_id!r} of pipeline {loaded.name!r} writes tables and has no dead "
+            "letters"
         )
     done = context.store.dead_letters.redrive(loaded.name, sink=body.sink_id, seqs=body.seqs)
     return Redriven(redriven=done)

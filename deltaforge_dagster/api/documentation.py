@@ -20,7 +20,8 @@ PATH = "/docs"
 
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; \
+color-scheme: light dark }
 code, pre { font: 14px/1.4 ui-monospace, monospace }
 pre { overflow-x: auto; padding: .5rem; border: 1px solid #8884 }
 summary { cursor: pointer; padding: .25rem 0 }
@@ -54,7 +55,8 @@ def page(document: Mapping[str, Any]) -> str:
             *(f"<h2>{html.escape(tag)}</h2>{''.join(calls)}" for tag, calls in sections.items()),
             "<h2>Shapes</h2>",
             *(
-                f'<details id="{html.escape(name)}"><summary><code>{html.escape(name)}</code></summary>'
+                f'<details id="{html.escape(name)}"><summary>'
+                f"<code>{html.escape(name)}</code></summary>"
                 f"{_shape(shape)}</details>"
                 for name, shape in shapes.items()
             ),
@@ -66,7 +68,10 @@ def page(document: Mapping[str, Any]) -> str:
 def _call(method: str, path: str, call: Mapping[str, Any]) -> Iterator[str]:
     text = call.get("description", call.get("summary", ""))
     first = text.partition("\n")[0]
-    yield f"<details><summary><code>{method.upper()} {html.escape(path)}</code> {_inline(first)}</summary>"
+    yield (
+        f"<details><summary><code>{method.upper()} {html.escape(path)}</code> "
+        f"{_inline(first)}</summary>"
+    )
     yield _text(text.partition("\n")[2])
     parameters = call.get("parameters", ())
     if parameters:

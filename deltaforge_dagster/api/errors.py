@@ -1,4 +1,6 @@
-"""Errors of requests, and the response to every error: a status, a code and one message without secrets.
+"""Errors of requests, and the response to every error.
+
+A response has a status, a code and one message without secrets.
 
 The body of the response is `{"error": message, "code": CODE, "message": message}`.
 """
@@ -129,7 +131,7 @@ def body(code: str, message: str) -> dict[str, str]:
 
 def add_handlers(app: FastAPI) -> None:
     """Make an app return every error in the same form."""
-    app.add_exception_handler(DeltaforgeError, _ours)
+    app.add_exception_handler(DeltaforgeError, _deltaforge_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _of_framework)
     app.add_exception_handler(Exception, _defect)
@@ -139,7 +141,7 @@ def _answer(status: int, code: str, message: str) -> JSONResponse:
     return JSONResponse(body(code, mask(message)), status_code=status)
 
 
-def _ours(_request: Request, error: Exception) -> JSONResponse:
+def _deltaforge_error(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestRefused):
         return _answer(error.status, error.code, str(error))
     if isinstance(error, SpecError):

@@ -69,7 +69,7 @@ class Rate:
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
-        self._most = max(1.0, per_second * _BURST_SECONDS)
+        self._max_tokens = max(1.0, per_second * _BURST_SECONDS)
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -89,8 +89,8 @@ class Rate:
         return allowed
 
     def _tokens(self, address: str, now: float) -> float:
-        tokens, before = self._buckets.get(address, (self._most, now))
-        return min(self._most, tokens + (now - before) * self._per_second)
+        tokens, before = self._buckets.get(address, (self._max_tokens, now))
+        return min(self._max_tokens, tokens + (now - before) * self._per_second)
 
 
 class Guard:

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus, in its text format or as OpenMetrics, and the metrics of the API's requests."""
+"""`/metrics` for Prometheus, in its text format or as OpenMetrics, and metrics of requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _process = ProcessCollector(registry=None)
 
 
 class RequestMetrics:
-    """ASGI middleware that counts requests by route, method and status, and the actions on pipelines.
+    """ASGI middleware that counts requests by route, method and status, and pipeline actions.
 
     Routes that act on a pipeline set `request.state.tenant` to its tenant.
     """

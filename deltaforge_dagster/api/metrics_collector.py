@@ -60,7 +60,7 @@ def collect(
     for stored in itertools.chain(store.metrics.read(), counted):
         numbers[stored.name].append(stored)
     loaded = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
-    gauges = _Now(store, pipelines, loaded, numbers)
+    gauges = _CurrentState(store, pipelines, loaded, numbers)
     for family in FAMILIES.values():
         if family.kind == "histogram":
             yield _histogram(family, numbers[family.name], numbers[family.name + SUM])
@@ -72,7 +72,7 @@ def collect(
         yield _plain(family, values)
 
 
-class _Now:
+class _CurrentState:
     """Computes the families that describe the current state."""
 
     def __init__(
@@ -335,7 +335,7 @@ def _labels(family: Family, stored: Stored) -> _Labels:
 
 
 def _summed(family: Family, numbers: Iterable[Stored]) -> _Values:
-    """Return stored values by the family's labels, summed over labels that the family does not have."""
+    """Return stored values by the family's labels, summed over labels that it does not have."""
     values = defaultdict[_Labels, float](float)
     for stored in numbers:
         values[_labels(family, stored)] += stored.value

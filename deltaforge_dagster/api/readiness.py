@@ -32,7 +32,7 @@ class Readiness:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._unready: str | None = ""  # neither ready (None) nor a reason: the first check logs
-        self._seen: dict[str, Health] = {}
+        self._logged: dict[str, Health] = {}
 
     def check(self) -> None:
         """Log what has changed since the last call; on the first call, log everything."""
@@ -42,19 +42,19 @@ class Readiness:
                 for pipeline in self._context.pipelines()
             ]
         except DeltaforgeError as error:
-            self._turned(mask(str(error)))
+            self._log_readiness(mask(str(error)))
             return
         except Exception:  # the thread must survive; the next check may succeed
             logger.exception("checking the pipelines failed")
             return
-        self._turned(None)
+        self._log_readiness(None)
         for pipeline, state in states:
-            self._pipeline(pipeline, state)
-        for name in self._seen.keys() - {pipeline.name for pipeline, _ in states}:
-            del self._seen[name]
+            self._log_pipeline(pipeline, state)
+        for name in self._logged.keys() - {pipeline.name for pipeline, _ in states}:
+            del self._logged[name]
             logger.info("the pipeline is gone", extra={"fields": {"pipeline": name}})
 
-    def _turned(self, unready: str | None) -> None:
+    def _log_readiness(self, unready: str | None) -> None:
         if unready == self._unready:
             return
         self._unready = unready
@@ -63,11 +63,11 @@ class Readiness:
         else:
             logger.warning("not ready", extra={"fields": {"reason": unready}})
 
-    def _pipeline(self, pipeline: AnyPipeline, state: Health) -> None:
-        before = self._seen.get(pipeline.name)
+    def _log_pipeline(self, pipeline: AnyPipeline, state: Health) -> None:
+        before = self._logged.get(pipeline.name)
         if before is not None and (state.status, state.error) == (before.status, before.error):
             return
-        self._seen[pipeline.name] = state
+        self._logged[pipeline.name] = state
         fields = {
             "pipeline": pipeline.name,
             "tenant": pipeline.spec.metadata.tenant

@@ -121,7 +121,7 @@ def _source(loaded: LoadedPipeline) -> Iterator[Source]:
 
 
 def _with_catalog(view: View, details: Callable[[], TableDetails]) -> View:
-    """Return a table with details of the source's catalog, or with the error of reading the catalog."""
+    """Return a table with details of the source's catalog, or with the error of reading it."""
     try:
         return schema_views.detailed(view, details()) | {"catalog": {"error": None}}
     except DeltaforgeError as error:

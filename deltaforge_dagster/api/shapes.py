@@ -35,7 +35,8 @@ class LogState(BaseModel):
     bytes: Annotated[
         int | None,
         Field(
-            description="Bytes of log after the captured position, of whatever tables; null if unknown."
+            description="Bytes of log after the captured position, of whatever tables; null if "
+            "unknown."
         ),
     ]
     growing_since: Annotated[
@@ -55,7 +56,8 @@ class LogState(BaseModel):
     unread_since: Annotated[
         float | None,
         Field(
-            description="Since when, at the earliest, there has been log after the captured position."
+            description="Since when, at the earliest, there has been log after the captured "
+            "position."
         ),
     ]
     unconfirmed: Annotated[
@@ -73,7 +75,8 @@ class LogState(BaseModel):
     room: Annotated[
         int | None,
         Field(
-            description="Bytes before the captured position that a server which discards log by age still has."
+            description="Bytes before the captured position that a server which discards log by "
+            "age still has."
         ),
     ]
     kept_seconds: Annotated[
@@ -88,7 +91,8 @@ class LogState(BaseModel):
     seconds_left: Annotated[
         float | None,
         Field(
-            description="When log that is needed is discarded at this rate, in seconds after `seen_at`."
+            description="When log that is needed is discarded at this rate, in seconds after "
+            "`seen_at`."
         ),
     ]
 
@@ -136,7 +140,8 @@ class Trouble(BaseModel):
     remedy: Annotated[
         list[str],
         Field(
-            description="Commands or statements to run one after the other; empty if the text says what to do."
+            description="Commands or statements to run one after the other; empty if the text says "
+            "what to do."
         ),
     ]
     since: Annotated[float | None, Field(description="Seconds since 1970.")]
@@ -154,8 +159,8 @@ class PipeInfo(BaseModel):
     spec: Annotated[
         dict[str, Any] | None,
         Field(
-            description="`metadata` and `spec` with all defaults, secrets masked and scripts as their "
-            "hashes; null when it cannot be loaded."
+            description="`metadata` and `spec` with all defaults, secrets masked and scripts as "
+            "their hashes; null when it cannot be loaded."
         ),
     ]
     error: Annotated[str | None, Field(description="The first of its errors.")] = None

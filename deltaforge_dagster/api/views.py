@@ -97,7 +97,7 @@ def _checkpoint(row: CheckpointRow, now: float) -> SinkCheckpoint:
 
 
 def _uptime(context: ApiContext, name: str, now: float) -> float | None:
-    """Return the uptime of the run that holds the lease, by the start time that Dagster recorded."""
+    """Return the uptime of the run that holds the lease, since the start that Dagster recorded."""
     lease = context.store.leases.get(name)
     if lease is None or lease.run_id is None or not lease.held_at(now):
         return None

@@ -1,1 +1,1 @@
-"""Dagster assets of a pipeline: captured changes and sinks, partitioned by ranges, with checks and metadata."""
+"""Dagster assets of a pipeline: changes and sinks, by ranges, with checks and metadata."""

@@ -162,8 +162,8 @@ def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.Asset
     kept = [hold for hold in holds if hold.state != "journaled"]
     remedy = f"; once that is fixed: deltaforge hold release {pipeline} {{}}"
     lines = [
-        f"{hold.kind} {hold.subject} ({hold.state}), {pluralize(hold.events, 'event')}: {hold.reason}"
-        + ("" if hold.kind == SCHEMA else remedy.format(hold.subject))
+        f"{hold.kind} {hold.subject} ({hold.state}), {pluralize(hold.events, 'event')}: "
+        f"{hold.reason}" + ("" if hold.kind == SCHEMA else remedy.format(hold.subject))
         for hold in kept
     ]
     events = sum(hold.events for hold in kept)
@@ -179,8 +179,9 @@ def _dead_letters(
     problems = [] if full is None else [full[1]]
     if depth.entries:
         problems.append(
-            f"{pluralize(depth.dead, 'change')} could not be delivered, {depth.entries - depth.dead:,} "
-            f"on their way or behind them; deltaforge dlq list {loaded.name}"
+            f"{pluralize(depth.dead, 'change')} could not be delivered, "
+            f"{depth.entries - depth.dead:,} on their way or behind them; "
+            f"deltaforge dlq list {loaded.name}"
         )
     return _evaluation(
         key,
@@ -275,7 +276,8 @@ def freshness(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
             {
                 "lag_seconds": round(lag, 3),
                 "checkpoint_age_seconds": round(max(0.0, now - checkpoint.updated_at), 3),
-                "limits": f"warns after {limits.warn_seconds:g} s, fails after {limits.error_seconds:g} s",
+                "limits": f"warns after {limits.warn_seconds:g} s, "
+                f"fails after {limits.error_seconds:g} s",
             },
             dg.AssetCheckSeverity.ERROR if late else dg.AssetCheckSeverity.WARN,
         )
@@ -371,7 +373,7 @@ def _sensing(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluati
 
 
 def _drift(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
-    from deltaforge_dagster.pipeline.sensing.views import recent_drift  # noqa: PLC0415 - takes seconds
+    from deltaforge_dagster.pipeline.sensing.views import recent_drift  # noqa: PLC0415 - slow
 
     drift = recent_drift(store, loaded, store.now() - DAY)
     lines = [f"{column}: {', '.join(kinds)}" for column, kinds in drift.items()]

@@ -90,7 +90,7 @@ def _chosen(
 
 
 class SnapshotBeside:
-    """Reads the pipeline's requested snapshot in a thread of a live run that was started by a command.
+    """Reads the pipeline's requested snapshot in a thread of a live run started by a command.
 
     Under Dagster's daemon a sensor starts a separate run that reads the snapshot. Here a thread
     does the same, unless such a run is already reading. The live run puts the rows into the
@@ -118,7 +118,7 @@ class SnapshotBeside:
 
     @property
     def works(self) -> bool:
-        """Whether chunks are still being read, or wait for the live run to put them into the journal."""
+        """Whether chunks are still being read, or wait for the live run to journal them."""
         if self._thread.is_alive():
             return True
         store, name = self._run_context.store, self._loaded.name
@@ -196,7 +196,7 @@ class ChunksShown:
         self._chunks = 0
         self._read = 0
         self._published_at = float("-inf")
-        self._known: set[str] | None = None
+        self._published_readings: set[str] | None = None
 
     def progress(self, progress: Mapping[str, SnapshotProgress]) -> None:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
@@ -216,15 +216,15 @@ class ChunksShown:
         self._published_at = time.monotonic()
         (snapshot,) = self._store.snapshots.read(self._pipeline, newest=1)
         chunks = self._store.snapshots.chunks(self._pipeline, snapshot.snapshot)
-        if self._known is None:
-            self._known = self._published(snapshot.snapshot)
+        if self._published_readings is None:
+            self._published_readings = self._published(snapshot.snapshot)
             names = [chunk.partition for chunk in chunks]
             self._context.instance.add_dynamic_partitions(chunks_name(self._pipeline), names)
         for chunk in chunks:
             reading = _reading(chunk)
-            if chunk.read_at is not None and reading not in self._known:
+            if chunk.read_at is not None and reading not in self._published_readings:
                 self._context.log_event(self._materialization(chunk))
-                self._known.add(reading)
+                self._published_readings.add(reading)
 
     def _published(self, snapshot: int) -> set[str]:
         """Return the reads of a snapshot's chunks (`_reading`) that are materialized in Dagster."""
@@ -248,7 +248,10 @@ class ChunksShown:
         return dg.AssetMaterialization(
             snapshot_key(self._pipeline),
             partition=chunk.partition,
-            description=f"{pluralize(chunk.rows or 0, 'row')} of {chunk.table_name}, by snapshot {chunk.snapshot}",
+            description=(
+                f"{pluralize(chunk.rows or 0, 'row')} of {chunk.table_name}, "
+                f"by snapshot {chunk.snapshot}"
+            ),
             metadata={
                 "table": chunk.table_name,
                 "rows": chunk.rows or 0,

@@ -1,4 +1,4 @@
-"""The specs of a pipeline's assets, with the descriptions, owners, tags and metadata that the UI shows.
+"""The specs of a pipeline's assets: descriptions, owners, tags and metadata that the UI shows.
 
 They must not contain secrets: only names and templates of destinations are taken from the pipeline
 file.
@@ -46,9 +46,10 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
     return dg.AssetSpec(
         snapshot_key(loaded.name),
         description=(
-            f"Rows of {_tables(loaded)} as of the time when they were read. One partition is one chunk of a "
-            "table. It is missing until it is read; then the pipeline's run puts its rows into the journal, between "
-            "changes, and delivers them.\n\n**Materialize** partitions to read these chunks again."
+            f"Rows of {_tables(loaded)} as of the time when they were read. One partition is one "
+            "chunk of a table. It is missing until it is read; then the pipeline's run puts its "
+            "rows into the journal, between changes, and delivers them.\n\n"
+            "**Materialize** partitions to read these chunks again."
         ),
         kinds={_source_kind(loaded)},
         **_everywhere(loaded),
@@ -60,9 +61,9 @@ def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
     return dg.AssetSpec(
         schemas_key(loaded.name),
         description=(
-            f"Versions of {_tables(loaded)}: columns, types, keys, and what each version changed. One "
-            "partition is one table.\n\n**Materialize** a table to approve its newest form, if that waits "
-            "for approval (`on_schema_change: pause_table`)."
+            f"Versions of {_tables(loaded)}: columns, types, keys, and what each version changed. "
+            "One partition is one table.\n\n**Materialize** a table to approve its newest form, if "
+            "that waits for approval (`on_schema_change: pause_table`)."
         ),
         kinds={_source_kind(loaded)},
         **_everywhere(loaded),
@@ -82,8 +83,8 @@ def lake_table_spec(
             source_table_key(loaded.name, loaded.spec.spec.source.config.id, table.source),
         ],
         description=(
-            f"Table `{name}`, in which sink {config.id} keeps `{source}`. Each commit that reaches it is a "
-            "materialization, whose data version is the position that the table has."
+            f"Table `{name}`, in which sink {config.id} keeps `{source}`. Each commit that reaches "
+            "it is a materialization, whose data version is the position that the table has."
         ),
         kinds={kind.dagster_kind()},
         **_everywhere(loaded, config.id),
@@ -104,7 +105,9 @@ def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.Asse
     source = loaded.spec.spec.source.config.id
     return dg.AssetSpec(
         source_table_key(loaded.name, source, table),
-        description=f"Table `{'.'.join(table)}` of source {source}, from which the changes are captured.",
+        description=(
+            f"Table `{'.'.join(table)}` of source {source}, from which the changes are captured."
+        ),
         kinds={_source_kind(loaded)},
         **_everywhere(loaded, source),
         metadata={"source": source},
@@ -112,12 +115,13 @@ def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.Asse
 
 
 def maintenance_spec(loaded: LoadedPipeline, sink_id: str) -> dg.AssetSpec:
-    """Return the spec of the asset whose materializations are the maintenance of a sink's tables."""
+    """Return the spec of the asset whose materializations are maintenance of a sink's tables."""
     return dg.AssetSpec(
         maintenance_key(loaded.name, sink_id),
         description=(
-            f"Maintenance of the tables of sink {sink_id}: small files are compacted, old snapshots and files that "
-            "no table uses are deleted. Observations of the tables show their figures before and afterwards.\n\n"
+            f"Maintenance of the tables of sink {sink_id}: small files are compacted, old "
+            "snapshots and files that no table uses are deleted. Observations of the tables show "
+            "their figures before and afterwards.\n\n"
             "**Materialize** it to have the tables maintained now."
         ),
         **_everywhere(loaded, sink_id),
@@ -125,7 +129,7 @@ def maintenance_spec(loaded: LoadedPipeline, sink_id: str) -> dg.AssetSpec:
 
 
 def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
-    """Return the spec of the asset that represents a whole pipeline, even one that cannot be loaded."""
+    """Return the spec of the asset that represents a whole pipeline, loadable or not."""
     key = health_key(pipeline.name)
     if isinstance(pipeline, BrokenPipeline):
         return dg.AssetSpec(
@@ -142,8 +146,9 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
             snapshot_key(pipeline.name),
         ],
         description=(
-            f"The health of pipeline {pipeline.name}. The check `well` shows what `deltaforge status` shows: it "
-            "fails while changes are not captured, a sink fails or changes are held."
+            f"The health of pipeline {pipeline.name}. The check `well` shows what "
+            "`deltaforge status` shows: it fails while changes are not captured, a sink fails or "
+            "changes are held."
         ),
         **_everywhere(pipeline),
     )
@@ -156,8 +161,8 @@ def _changes(loaded: LoadedPipeline, parts: CodeParts) -> dg.AssetSpec:
         asset_key(loaded.name, CHANGES),
         description=(
             f"Changes captured from {_tables(loaded)}, in log order. One partition is one range "
-            "of the log, stored in the journal.\n\n**Materialize** partitions to verify that their files "
-            "are unchanged and follow one another without a gap."
+            "of the log, stored in the journal.\n\n**Materialize** partitions to verify that their "
+            "files are unchanged and follow one another without a gap."
         ),
         kinds={_source_kind(loaded)},
         **_everywhere(loaded),
@@ -176,8 +181,8 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
         asset_key(loaded.name, config.id),
         deps=[asset_key(loaded.name, CHANGES)],
         description=(
-            f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
-            f"`{_readable(config.destination)}`.\n\n**Materialize** partitions "
+            f"Ranges that sink {config.id} has acknowledged: everything up to their end has "
+            f"arrived at `{_readable(config.destination)}`.\n\n**Materialize** partitions "
             + (
                 "to deliver them again, marked as a replay, or to have the sink catch up to them."
                 if isinstance(config, MessageSinkConfig)
@@ -251,7 +256,9 @@ def owners(metadata: Metadata) -> list[str]:
 
 
 def tags(metadata: Metadata) -> dict[str, str]:
-    """Return the tags of a pipeline's assets, by which the UI can filter: its tenant and its labels.
+    """Return the tags of a pipeline's assets: its tenant and its labels.
+
+    The UI can filter by them.
 
     Labels that Dagster does not accept as tags are left out (values may have up to 63 letters,
     digits, `_`, `-`, `.`).

@@ -54,7 +54,8 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
         _run_live(context, loaded, run_context)
         return
     if context.selected_asset_keys:
-        from deltaforge_dagster.assets import materialize  # noqa: PLC0415 - imports what live runs do not need
+        # Imports what live runs do not need.
+        from deltaforge_dagster.assets import materialize  # noqa: PLC0415 - see above
 
         materialize.materialize_chosen(context, loaded, run_context)
     _evaluate(context, loaded, run_context, _source_problem(run_context))
@@ -162,7 +163,10 @@ def _source_problem(run_context: RunContext) -> str | None:
 
 
 def failure_of(outcome: RunOutcome) -> str | None:
-    """Return why a run failed: capture failed, the lease was lost, or every sink is down; else None."""
+    """Return why a run failed: capture failed, the lease was lost, or every sink is down.
+
+    Returns None if it did not fail.
+    """
     asked = outcome.reason in {
         "asked",
         "paused",
@@ -173,7 +177,10 @@ def failure_of(outcome: RunOutcome) -> str | None:
     if outcome.capture_error is not None and not asked:
         return f"capture failed: {outcome.capture_error}"
     if outcome.reason == "lease lost":
-        return "the lease was lost: the state store could not be reached, or another run has taken over"
+        return (
+            "the lease was lost: the state store could not be reached, or another run has taken "
+            "over"
+        )
     attached = outcome.delivered.keys() - set(outcome.detached)
     if attached and attached == outcome.sink_errors.keys():
         problems = sinks_by_error(outcome.sink_errors).items()
@@ -187,7 +194,8 @@ def _summary(outcome: RunOutcome) -> str:
     sent = ", ".join(f"{count} to {sink}" for sink, count in sorted(outcome.delivered.items()))
     summary = (
         f"run ended ({outcome.reason}): {pluralize(outcome.captured, 'change')} captured in "
-        f"{pluralize(outcome.segments, 'segment')} and {pluralize(outcome.ranges, 'range')}; sent {sent or 'nothing'}"
+        f"{pluralize(outcome.segments, 'segment')} and {pluralize(outcome.ranges, 'range')}; "
+        f"sent {sent or 'nothing'}"
     )
     if outcome.paused is not None:
         summary += f"; capture is paused: {outcome.paused}"

@@ -1,4 +1,4 @@
-"""The asset that represents a whole pipeline: one line of Dagster's Catalog, red while there is a problem.
+"""The asset that represents a whole pipeline: one line of the Catalog, red if there is a problem.
 
 For an asset with partitions, the Catalog's list shows how many of them are materialized, but not
 whether a check fails. So each pipeline also has an asset without partitions, whose only check fails
@@ -58,7 +58,10 @@ def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
 
 
 def health_evaluation(name: str, state: Health) -> dg.AssetCheckEvaluation:
-    """Return the result of the check, with one line per problem; a warning if no problem is an error."""
+    """Return the result of the check, with one line per problem.
+
+    It is a warning if no problem is an error.
+    """
     return dg.AssetCheckEvaluation(
         asset_key=health_key(name),
         check_name=WELL_CHECK,

@@ -1,4 +1,4 @@
-"""A Materialize of ranges that were chosen in the UI: verifies, replays, catches up, or previews them."""
+"""A Materialize of ranges chosen in the UI: verifies, replays, catches up or previews them."""
 
 import dataclasses
 
@@ -136,13 +136,14 @@ def _deliver(
     delivered, lacking = split_by_delivery(run_context.store, loaded.name, sink_id, ranges)
     if reprocess and lacking:
         raise NotAllowed(
-            f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; only ranges "
-            "that it has can be reprocessed"
+            f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; "
+            "only ranges that it has can be reprocessed"
         )
     if reprocess and keeps_what_it_has(loaded.spec, sink_id):
         raise NotAllowed(
-            f"{loaded.name}: the tables of sink {sink_id} keep what they have, so a range cannot be reprocessed "
-            "for it; give the sink another id and other tables, and have them filled with `start: journal`"
+            f"{loaded.name}: the tables of sink {sink_id} keep what they have, so a range cannot "
+            "be reprocessed for it; give the sink another id and other tables, and have them "
+            "filled with `start: journal`"
         )
     if delivered and keeps_what_it_has(loaded.spec, sink_id):
         for row in delivered:
@@ -188,7 +189,9 @@ def _deliver(
         context.log_event(
             dg.AssetObservation(
                 asset_key(loaded.name, sink_id),
-                description=f"caught up to range {lacking[-1].range}: {pluralize(messages, 'message')} sent",
+                description=(
+                    f"caught up to range {lacking[-1].range}: {pluralize(messages, 'message')} sent"
+                ),
                 metadata={CAUGHT_UP_METADATA: messages},
             )
         )

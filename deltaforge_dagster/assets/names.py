@@ -79,9 +79,10 @@ def asset_key(pipeline: str, asset: str) -> dg.AssetKey:
 
 
 def lake_table_key(pipeline: str, sink: str, source: tuple[str, str]) -> dg.AssetKey:
-    """Return the key of the table in which a sink keeps a table of the source, given by schema and name.
+    """Return the key of the table in which a sink keeps a table of the source.
 
-    Its last part, which is all that a node of the lineage graph shows, has the sink's id, too.
+    The source's table is given by schema and name. The key's last part, which is all that a node
+    of the lineage graph shows, has the sink's id, too.
     """
     schema, table = source
     return dg.AssetKey([pipeline, sink, schema, f"{table}_{sink}"])

@@ -1,4 +1,4 @@
-"""The multi-asset of a pipeline: `changes` and one asset per sink, partitioned by the pipeline's ranges.
+"""The multi-asset of a pipeline: `changes` and one asset per sink, partitioned by ranges.
 
 The op behind them does one of two things. With the tag `deltaforge/run: live` it is the pipeline's
 run, which captures, delivers and publishes ranges as it goes. Any other run is a Materialize of
@@ -82,7 +82,10 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
 
 
 def _plain(key: dg.AssetKey) -> dg.AssetKey:
-    """Return a key whose last part, which distinguishes the assets of a pipeline, is a valid Python name."""
+    """Return a key whose last part is a valid Python name.
+
+    The last part distinguishes the assets of a pipeline.
+    """
     return dg.AssetKey([*key.path[:-1], dagster_name(key.path[-1])])
 
 

@@ -31,7 +31,7 @@ _INPUT_EVENT = "dagster/input_event_pointer"
 def publish(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str, emit: Emit, journal: Journal
 ) -> int:
-    """Publish everything that is due, in range order; return how many materializations were written."""
+    """Publish everything due, in range order; return how many materializations were written."""
     written = 0
     for publication in pending(store, pipeline):
         add_partition(instance, pipeline, publication.range)
@@ -98,7 +98,7 @@ def _provenance(pipeline: str, publication: Publication) -> dict[str, str]:
 def recorded(
     instance: dg.DagsterInstance, pipeline: str, asset: str, number: int
 ) -> dg.AssetMaterialization | None:
-    """Return the newest materialization of a range in Dagster's event log, None if there is none."""
+    """Return the newest materialization of a range in Dagster's event log, or None."""
     page = instance.fetch_materializations(
         dg.AssetRecordsFilter(
             asset_key=asset_key(pipeline, asset), asset_partitions=[partition_key(number)]

@@ -116,7 +116,7 @@ def materialization(
 
 
 def column_schema(version: SchemaVersion, changes: list[SchemaDifference]) -> dg.TableSchema:
-    """Return the columns of a version as Dagster's column schema, with what the version changed in each."""
+    """Return the columns of a version as Dagster's column schema, with what it changed in each."""
     # In words, because Dagster renders a description as Markdown, where a `+` begins a list.
     notes = {
         change.name: f"{change.kind}; was {change.before}"

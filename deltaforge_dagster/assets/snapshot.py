@@ -27,7 +27,10 @@ from deltaforge_dagster.resources.platform import Platform
 
 
 def build_snapshot_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
-    """Return the asset of a pipeline's snapshots; its runs fail at once if the file cannot be loaded."""
+    """Return the asset of a pipeline's snapshots.
+
+    Its runs fail at once if the file cannot be loaded.
+    """
     problem = pipeline.problem if isinstance(pipeline, FormerPipeline) else None
     loaded = pipeline.loaded if isinstance(pipeline, FormerPipeline) else pipeline
     name = dagster_name(loaded.name)

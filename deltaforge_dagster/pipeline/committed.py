@@ -35,7 +35,10 @@ def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
 
 
 def awaited_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> Collection[str]:
-    """Return the sinks that the commit policy waits for; with a quorum, none while enough sinks work."""
+    """Return the sinks that the commit policy waits for.
+
+    With a quorum there are none while enough sinks work.
+    """
     idle = {
         checkpoint.sink
         for checkpoint in checkpoints.values()
@@ -75,7 +78,7 @@ def committed_position(
     *,
     undelivered: bool = False,
 ) -> Position | None:
-    """Return the position up to which the source may discard its log, or None when there is none yet.
+    """Return the position up to which the source may discard its log, None if there is none yet.
 
     With `engine.journal.confirm: captured`, or when no attached sink counts, this is the captured
     position.
@@ -103,7 +106,7 @@ def committed_position(
 def first_awaited_segment(
     spec: PipelineSpec, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
 ) -> int | None:
-    """Return the first journaled segment that the commit policy still waits for; None if there is none."""
+    """Return the first journaled segment that the commit policy still waits for, or None."""
     counted = _attached_counted(spec, checkpoints)
     if not counted:
         return None

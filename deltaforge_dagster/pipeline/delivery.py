@@ -118,9 +118,10 @@ class Delivery(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Connect while nothing is due, if that makes the first `deliver` faster; called at most once.
+        """Connect while nothing is due, if that makes the first `deliver` faster.
 
-        It may fail without an error: `deliver` connects if this has not.
+        It is called at most once, and may fail without an error: `deliver` connects if this has
+        not.
         """
         ...
 
@@ -141,7 +142,9 @@ class Delivery(Protocol):
         ...
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink has failed and a run need not wait for it; called by the main thread.
+        """Return whether the sink has failed and a run need not wait for it.
+
+        Only the main thread calls this.
 
         Args:
             captured: The captured position. A sink that awaits capture is stuck once it has

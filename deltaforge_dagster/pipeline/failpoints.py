@@ -1,4 +1,4 @@
-"""Failpoints: named steps at which a test has the process die, so that tests need not rely on timing.
+"""Failpoints: named steps at which a test has the process die, so that timing does not matter.
 
 `failpoint(name)` stands after each durable step of a run. It does nothing unless the environment
 variable `DELTAFORGE_FAILPOINT` names that step:

@@ -1,4 +1,4 @@
-"""Which changes of a segment wait behind dead letters: `held_keys` over batches of the change frame."""
+"""Which changes of a segment wait behind dead letters: `held_keys` over change-frame batches."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def keys_of(rows: pa.RecordBatch, indexes: Sequence[int] | npt.NDArray[np.int64]
 
 
 def full_names(rows: pa.RecordBatch) -> pa.StringArray:
-    """Return the full name of each change's table: `schema.table`, or `db.table` without schemas."""
+    """Return the full name of each change's table: `schema.table`, `db.table` without schemas."""
     schema, db, table = (rows.column(name).cast(pa.string()) for name in ("schema", "db", "table"))
     dot: Any = "."
     return cast("pa.StringArray", pc.binary_join_element_wise(pc.coalesce(schema, db), table, dot))

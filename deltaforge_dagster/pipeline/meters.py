@@ -167,7 +167,10 @@ class SinkMeter:
 
     @property
     def latencies(self) -> dict[str, float]:
-        """Median and 95th percentile of recent delivery times, in milliseconds; empty before the first."""
+        """Median and 95th percentile of recent delivery times, in milliseconds.
+
+        Empty before the first delivery.
+        """
         newest = sorted(self._latencies.copy())
         if not newest:
             return {}
@@ -211,7 +214,10 @@ class SinkMeter:
         self._tally.add(families.PANICS)
 
     def acknowledged(self, segment: SegmentRow, *, complete: bool) -> Tally:
-        """Return the tally to write with a checkpoint inside a segment, or, if `complete`, at its end."""
+        """Return the tally to write with a checkpoint inside a segment.
+
+        With `complete`, the checkpoint is at the end of the segment.
+        """
         now = time.time()
         tally = self.drain()
         tally.add(families.CHECKPOINTS)
@@ -226,7 +232,7 @@ class SinkMeter:
         return tally
 
     def passed(self, segments: Sequence[SegmentRow]) -> Tally:
-        """Return the tally to write with a checkpoint after whole segments, of which there may be none."""
+        """Return the tally to write with a checkpoint after zero or more whole segments."""
         if not segments:
             return self.drain()
         now = time.time()

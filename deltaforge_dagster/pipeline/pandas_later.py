@@ -49,7 +49,7 @@ def arrow_without_pandas() -> None:
 
 @contextmanager
 def standing_in_for_pandas() -> Iterator[None]:
-    """While the block imports a library, replace pandas with modules that import it at their first use.
+    """While the block imports a library, replace pandas with modules that import it on first use.
 
     Does nothing if pandas is imported already.
     """

@@ -67,7 +67,10 @@ class PendingSegments:
     def segments(
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
-        """Return the segments from `first` to `last` (both included), up to the first that is not ready."""
+        """Return the segments from `first` to `last`, both included.
+
+        The list ends before the first segment that is not ready.
+        """
         rows = self._store.segments.read(self._pipeline, first=first, last=last, limit=limit)
         if self._chained:
             rows = list(takewhile(lambda row: row.chain_hash is not None, rows))

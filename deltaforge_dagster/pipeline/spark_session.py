@@ -27,7 +27,10 @@ class SessionProvider(Protocol):
         ...
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether `error` means that the session is gone; `session` then creates a new one."""
+        """Return whether `error` means that the session is gone.
+
+        `session` then creates a new one.
+        """
         ...
 
 

@@ -76,7 +76,7 @@ def notify(
     with httpx.Client(timeout=_TIMEOUT_SECONDS) as client:
         for index, (hook_id, hook) in enumerate(hooks.items()):
             reported: dict[str, Any] = orjson.loads(sent.get(hook_id) or b"{}")
-            for message in _news(loaded, problems, reported):
+            for message in _due_messages(loaded, problems, reported):
                 if not _sent(client, hook, message):
                     unreached.append(f"engine.alerts[{index}] ({hook.type})")
                     break
@@ -85,7 +85,7 @@ def notify(
     return unreached
 
 
-def _news(
+def _due_messages(
     loaded: LoadedPipeline, problems: Sequence[AlertProblem], reported: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the messages that are due: first for new problems, then for those that are over."""

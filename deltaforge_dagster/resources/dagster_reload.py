@@ -41,8 +41,8 @@ class DagsterReload:
         """Reload, and return the result in one sentence, even if the webserver is unreachable."""
         if self._url is None:
             return (
-                "no webserver is configured (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "
-                "location is reloaded"
+                "no webserver is configured (DELTAFORGE_DAGSTER_URL): Dagster shows the change "
+                "once its code location is reloaded"
             )
         import httpx  # noqa: PLC0415 - code servers load this module
 

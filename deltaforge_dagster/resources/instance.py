@@ -33,10 +33,10 @@ run_launcher:  # forks the processes of runs, which start in a third of the time
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Return `DAGSTER_HOME`, or the directory `dagster` in the installation's home, created if missing.
+    """Return `DAGSTER_HOME`, or the directory `dagster` in the installation's home.
 
-    The latter gets a `dagster.yaml` with recommended settings, unless it has one. A `DAGSTER_HOME`
-    set in the environment is not changed.
+    The latter is created if it is missing, and gets a `dagster.yaml` with recommended settings,
+    unless it has one. A `DAGSTER_HOME` set in the environment is not changed.
     """
     configured = os.environ.get("DAGSTER_HOME")
     if configured:

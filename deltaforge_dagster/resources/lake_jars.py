@@ -14,7 +14,10 @@ from deltaforge_dagster.processes.maven import Artifact
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.findings import Finding
 
-RESTART = "it gets them when no run uses it, or once `deltaforge dev`, which uses it all the time, is restarted"
+RESTART = (
+    "it gets them when no run uses it, or once `deltaforge dev`, which uses it all the time, is "
+    "restarted"
+)
 """How a running Spark server gets jars that were installed since it was started."""
 
 LAKE_JARS = (
@@ -31,7 +34,7 @@ LAKE_JARS = (
         "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
     ),
 )
-"""Delta and Iceberg for the Spark of `pyproject.toml`; each jar is complete, nothing else is needed."""
+"""Delta and Iceberg for the Spark of `pyproject.toml`; each jar has all that it needs."""
 
 
 def installed_jars(folder: Path) -> list[Path]:

@@ -64,7 +64,8 @@ class LakeSparkResource(PySparkResource):
     pipeline: str = Field(description="Name of the pipeline.")
     sinks: list[str] | None = Field(
         default=None,
-        description="Ids of the sinks whose tables are read. By default all sinks of Delta and Iceberg tables.",
+        description="Ids of the sinks whose tables are read. By default all sinks of Delta and "
+        "Iceberg tables.",
     )
     spark_config: dict[str, Any] = Field(
         default={},
@@ -110,7 +111,8 @@ class LakeSparkResource(PySparkResource):
         sinks = self._lake_sinks()
         if sink not in sinks:
             raise NotAllowed(
-                f"pipeline {self.pipeline}: {sink!r} is none of {listed(list(sinks))}, whose tables this resource reads"
+                f"pipeline {self.pipeline}: {sink!r} is none of {listed(list(sinks))}, whose "
+                "tables this resource reads"
             )
         with existing_store(Settings.from_env()) as store:
             written = [] if store is None else store.lake_commits.tables(self.pipeline)
@@ -142,8 +144,9 @@ class LakeSparkResource(PySparkResource):
             for name, value in session_settings(lake_sink.dialect, lake_sink.config).items():
                 if settings.setdefault(name, value) != value:
                     raise NotAllowed(
-                        f"pipeline {self.pipeline}: sinks {whose[name]} and {sink} set {name} to different values, so "
-                        "one session cannot read the tables of both; name one of them under `sinks`"
+                        f"pipeline {self.pipeline}: sinks {whose[name]} and {sink} set {name} to "
+                        "different values, so one session cannot read the tables of both; name one "
+                        "of them under `sinks`"
                     )
                 whose.setdefault(name, sink)
         return settings

@@ -22,7 +22,7 @@ from deltaforge_dagster.state.records import LeaseRow
 _SECONDS = 60
 """Seconds after which the process ends, even if Spark's server does not respond."""
 
-_ended: dict[str, str] = {}
+_interrupted_runs: dict[str, str] = {}
 """For each pipeline, the killed run whose tasks this process has had interrupted."""
 
 
@@ -37,9 +37,13 @@ def end_left_tasks(lease: LeaseRow) -> None:
         lease: A lease that nobody holds now.
     """
     run_id = lease.run_id
-    if run_id is None or lease.session_id is None or _ended.get(lease.pipeline) == run_id:
+    if (
+        run_id is None
+        or lease.session_id is None
+        or _interrupted_runs.get(lease.pipeline) == run_id
+    ):
         return
-    _ended[lease.pipeline] = run_id
+    _interrupted_runs[lease.pipeline] = run_id
     command = [sys.executable, "-m", __name__, lease.pipeline]
     threading.Thread(target=_run, args=(command,), name="left tasks", daemon=True).start()
 

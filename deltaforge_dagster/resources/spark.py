@@ -97,7 +97,7 @@ class SparkSessions:
         return self._settings.spark_remote is not None
 
     def session(self) -> SparkSession:
-        """Return the session; if this process has none, continue the stored one or create a new one.
+        """Return the session; if this process has none, continue the stored one or create one.
 
         Raises:
             SparkUnavailable: There is no server, or it refuses; a later call tries again, unless
@@ -112,7 +112,7 @@ class SparkSessions:
             return self._session
 
     def lost(self, error: BaseException) -> bool:
-        """Return whether `error` means that the session or its server is gone; if so, drop the session.
+        """Return whether `error` means that the session or its server is gone; if so, drop it.
 
         The next `session()` then starts the server again, or creates a new session.
         """

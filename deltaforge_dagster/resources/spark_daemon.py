@@ -1,4 +1,4 @@
-"""The parent process of Spark's Python workers, which imports what they need once, before it forks them.
+"""The parent process of Spark's Python workers: imports what they need once, and forks them.
 
 Spark starts one such process (`spark.python.daemon.module`; on a server that is not the
 installation's own, one per session). It forks a worker for each task that finds no idle worker;

@@ -1,4 +1,4 @@
-"""The installation's own Spark Connect server: one per home directory, shared by every process that uses it.
+"""The installation's own Spark Connect server: one per home directory, shared by all processes.
 
 `SparkServer.ensure(home)` attaches to the running server or starts one, under a file lock. The
 server is a child of a *watcher*, a small detached Python process, which stops the server on
@@ -7,9 +7,10 @@ SIGTERM, or when it has had no client for a while. The directory `home/spark` co
 =============  ================================================================================
 server.json    pid of the watcher, port, token and added jars of the server; mode 0600
 start.lock     locked while a process starts, replaces or stops the server
-watcher.lock   locked by the watcher for as long as it lives, which proves that it is alive; contains its pid
-clients.lock   locked shared by every client process; locked exclusively by a process that ends or replaces a
-               server without clients
+watcher.lock   locked by the watcher for as long as it lives, which proves that it is alive;
+               contains its pid
+clients.lock   locked shared by every client process; locked exclusively by a process that ends or
+               replaces a server without clients
 server.log     Spark's log of warnings and errors
 conf, work     Spark's configuration and its working directory; both are written at each start
 =============  ================================================================================
@@ -100,7 +101,10 @@ _POOLS = """\
   </pool>
 </allocations>
 """
-"""Jobs of one pool share resources fairly only if the pool is configured so (Spark manual, "Job Scheduling")."""
+"""Jobs of one pool share resources fairly only if the pool is configured so.
+
+See "Job Scheduling" in Spark's manual.
+"""
 
 LAKE_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
@@ -188,7 +192,7 @@ class SparkServer:
 
     @staticmethod
     def is_running(home: Path) -> bool:
-        """Return whether the server of `home` runs; while a process starts or stops it, wait for that."""
+        """Return whether the server of `home` runs; wait while a process starts or stops it."""
         folder = home.absolute() / "spark"
         if not folder.is_dir():
             return False
@@ -223,7 +227,10 @@ class SparkServer:
 
 
 def _lock(path: Path, kind: int) -> int | None:
-    """Return a descriptor that holds a lock, None if `kind` has LOCK_NB and another process holds the lock."""
+    """Return a descriptor that holds a lock.
+
+    Returns None if `kind` has LOCK_NB and another process holds the lock.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, kind)
@@ -365,7 +372,7 @@ def _environment(java: Path) -> dict[str, str]:
 
 
 def _end(folder: Path) -> None:
-    """Stop the watcher, and with it the server, if there is one; called with the start lock held."""
+    """Stop the watcher, if any, and with it the server; the caller holds the start lock."""
     number = signal.SIGTERM
     deadline = time.monotonic() + _STOP_SECONDS
     while _watched(folder):
@@ -385,7 +392,7 @@ def _end(folder: Path) -> None:
 
 def _watch(folder: Path, java: Path, report: int, options: _Options) -> int:
     """Run one server until it ends, the watcher gets SIGTERM, or there are no clients."""
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
     assert alive is not None
     os.ftruncate(alive, 0)
@@ -408,7 +415,7 @@ def _watch(folder: Path, java: Path, report: int, options: _Options) -> int:
         state.unlink(missing_ok=True)
 
 
-def _told_to_end(*_: object) -> None:
+def _exit_on_sigterm(*_: object) -> None:
     """Exit on the first SIGTERM and ignore further ones, which must not interrupt the shutdown."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)

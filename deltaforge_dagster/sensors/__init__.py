@@ -1,1 +1,1 @@
-"""Dagster sensors and schedules: the sensor or schedule of each pipeline, alerts, and retention as a scheduled job."""
+"""Dagster sensors and schedules: those of each pipeline, alerts, and retention as a job."""

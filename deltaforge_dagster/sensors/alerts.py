@@ -29,7 +29,8 @@ def build_alerts_sensor(
         name=SENSOR,
         minimum_interval_seconds=30,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Notifies the hooks of engine.alerts when checks and runs fail and when they recover.",
+        description="Notifies the hooks of engine.alerts when checks and runs fail and when they "
+        "recover.",
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         unreached = []

@@ -1,4 +1,4 @@
-"""The current version of a pipeline; Dagster's definitions are only as new as the loaded code location."""
+"""The current version of a pipeline; definitions are only as new as the loaded code location."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def current(
 
 
 def is_outdated(settings: Settings, loaded: LoadedPipeline, current: LoadedPipeline) -> bool:
-    """Return whether definitions are older than the file, and Dagster reloads them only on a user's request."""
+    """Return whether definitions are older than the file and only a user's request reloads them."""
     return settings.dagster_url is None and loaded.hash != current.hash

@@ -1,4 +1,4 @@
-"""The sensor that compares Dagster's definitions with the pipeline files, and makes Dagster reload them.
+"""The sensor that compares Dagster's definitions with pipeline files, and has Dagster reload them.
 
 Definitions are only as new as the loaded code location. A pipeline that was added, changed or
 removed since then appears once the location is reloaded, and so does a lake table that was written
@@ -61,8 +61,8 @@ def build_files_sensor(
         name="pipeline_files",
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Makes Dagster reload pipeline files that were added, changed or removed, and shows the "
-        "problems of those that cannot be loaded.",
+        description="Makes Dagster reload pipeline files that were added, changed or removed, and "
+        "shows the problems of those that cannot be loaded.",
     )
     def pipeline_files(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
@@ -116,17 +116,20 @@ class _Reload:
 
     def __init__(self, url: str | None) -> None:
         self._url = url
-        self._asked: str | None = None
+        self._requested_changes: str | None = None
         self._ticks = 0
         self._answer = ""
 
     def ask(self, changes: str) -> str:
-        """Request a reload, unless one was requested for the same changes recently; return the status as text."""
+        """Request a reload, unless one was requested for the same changes recently.
+
+        Returns the status as text.
+        """
         if self._url is None:
             return "press Reload in the UI (Deployment, Code locations)"
         self._ticks += 1
-        if changes != self._asked or self._ticks > _AGAIN_TICKS:
-            self._asked, self._ticks, self._answer = changes, 0, ""
+        if changes != self._requested_changes or self._ticks > _AGAIN_TICKS:
+            self._requested_changes, self._ticks, self._answer = changes, 0, ""
             threading.Thread(target=self._request, name="reload", daemon=True).start()
         return self._answer or "Dagster was asked to reload"
 
@@ -168,5 +171,5 @@ def _differences(loaded: Mapping[str, AnyPipeline], current: Mapping[str, AnyPip
 
 
 def _content(pipeline: AnyPipeline) -> str:
-    """Return a string that differs between two versions of a pipeline if their definitions may differ."""
+    """Return a string that differs between two versions whose definitions may differ."""
     return str(pipeline.error) if isinstance(pipeline, BrokenPipeline) else pipeline.hash

@@ -92,10 +92,10 @@ def _failing(
         newest = instance.get_run_records(dg.RunsFilter(job_name=job), limit=_RUNS)
         begun = [record for record in newest if record.start_time is not None]
         for name in names:
-            after = max((run.create_timestamp for run in _of(name, begun)), default=None)
+            after = max((run.create_timestamp for run in _runs_of(name, begun)), default=None)
             last = [
                 record
-                for record in _of(name, records)
+                for record in _runs_of(name, records)
                 if after is None or record.create_timestamp > after
             ]
             if last:
@@ -103,7 +103,7 @@ def _failing(
     return failing
 
 
-def _of(name: str, records: Iterable[dg.RunRecord]) -> list[dg.RunRecord]:
+def _runs_of(name: str, records: Iterable[dg.RunRecord]) -> list[dg.RunRecord]:
     """Return the runs that were to work for a pipeline."""
     return [record for record in records if _works_for(record.dagster_run, name)]
 

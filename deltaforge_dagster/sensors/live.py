@@ -1,4 +1,4 @@
-"""What starts the runs of a pipeline: its sensor, or a schedule with a separate sensor for snapshots."""
+"""What starts a pipeline's runs: its sensor, or a schedule and a separate sensor for snapshots."""
 
 from collections.abc import Sequence
 
@@ -80,7 +80,7 @@ def build_sensor(
 
 
 def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.ScheduleDefinition:
-    """Return the schedule of a pipeline, which checks for work when it is due, in place of a sensor."""
+    """Return the schedule of a pipeline, which checks for work when due, in place of a sensor."""
 
     @dg.schedule(
         name=f"{dagster_name(loaded.name)}_schedule",

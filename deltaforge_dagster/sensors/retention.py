@@ -1,4 +1,4 @@
-"""Retention as a scheduled job: deletes old data of the journal, the state store and Dagster's storage."""
+"""Retention as a scheduled job: deletes old data of journal, state store and Dagster's storage."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -62,7 +62,8 @@ def build_retention(
     @dg.job(
         name=RETENTION_JOB,
         executor_def=dg.in_process_executor,
-        description="Deletes data that every sink has and that is older than the pipeline's retention.",
+        description="Deletes data that every sink has and that is older than the pipeline's "
+        "retention.",
     )
     def retention() -> None:
         forget()
@@ -90,7 +91,7 @@ def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline
 
 
 def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
-    """Delete the partitions that have no range, including those that an earlier execution left behind.
+    """Delete the partitions without a range, including those that an earlier execution left.
 
     The partitions must be read before the ranges, because a range gets its row before its
     partition.

@@ -210,7 +210,7 @@ def _report_source(
 
 
 _preflighted: dict[str, list[str]] = {}
-"""For each pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
+"""By pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
 
 
 _published: dict[str, object] = {}
@@ -291,7 +291,7 @@ def _report_dead(
     pipeline: str,
     records: Sequence[dg.RunRecord],
 ) -> set[str]:
-    """Report dead runs as failed that nothing else would end, for example after a crash of the host.
+    """Report dead runs as failed that nothing else would end, such as after a crash of the host.
 
     Args:
         instance: The Dagster instance.

@@ -1,4 +1,6 @@
-"""The resources that the ticks of one process share: Dagster's instance, state store and journal, opened once.
+"""The resources that the ticks of one process share, opened once.
+
+These are Dagster's instance, the state store and the journal.
 
 A code server evaluates every sensor and schedule, some of them every few seconds. Dagster opens the
 instance of a tick (`context.instance`, which resources use as well) each time and checks the

@@ -1,4 +1,4 @@
-"""How long the ticks of a code server may watch their sources, so that there is always room for others.
+"""How long the ticks of a code server may watch their sources, so that others have room.
 
 A tick that watches occupies a thread of Dagster's daemon and one of the code server, which needs
 its threads also to start runs and to answer the webserver. So at most half of the threads watch at

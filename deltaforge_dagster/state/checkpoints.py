@@ -1,4 +1,4 @@
-"""Checkpoints: how far each sink has acknowledged, and whether anything is kept for it and sent to it.
+"""Checkpoints: how far each sink has acknowledged; whether anything is kept for and sent to it.
 
 A run moves the checkpoints of its sinks (`CheckpointWrites`); users reset them and attach, pause
 and resume sinks (`CheckpointRepository`).
@@ -143,8 +143,8 @@ class CheckpointRepository:
             row = _locked(connection, name, sink)
             if row.state == "detached":
                 raise NotAllowed(
-                    f"pipeline {name!r}: sink {sink!r} is detached: nothing was kept for it since then; "
-                    f"deltaforge sink attach {name} {sink} lets it go on"
+                    f"pipeline {name!r}: sink {sink!r} is detached: nothing was kept for it since "
+                    f"then; deltaforge sink attach {name} {sink} lets it go on"
                 )
             if row.state != "paused":
                 raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is not paused")
@@ -198,10 +198,10 @@ class CheckpointWrites:
         )
         if backwards or segment > end:
             raise NotAllowed(
-                f"pipeline {self._pipeline!r}: the checkpoint of sink {sink!r} stands at segment {row['segment']}, "
-                f"ordinal {row['ordinal']} (complete: {row['complete']}), the journal ends with "
-                f"segment {end}; it cannot move to segment {segment}, ordinal {ordinal} "
-                f"(complete: {complete})"
+                f"pipeline {self._pipeline!r}: the checkpoint of sink {sink!r} stands at segment "
+                f"{row['segment']}, ordinal {row['ordinal']} (complete: {row['complete']}), the "
+                f"journal ends with segment {end}; it cannot move to segment {segment}, ordinal "
+                f"{ordinal} (complete: {complete})"
             )
         moved: dict[str, Any] = {
             "segment": segment,

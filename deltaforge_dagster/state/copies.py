@@ -153,7 +153,7 @@ def _check(file: Path) -> None:
 def _empty(target: Connection, where: str, *, force: bool) -> Mapping[str, int]:
     """Delete all rows of a store; return the epochs that its pipelines had reached."""
     held = target.execute(select(leases).with_for_update()).mappings().all()
-    filled = [table for table in metadata.sorted_tables if _any(target, table)]
+    filled = [table for table in metadata.sorted_tables if _has_rows(target, table)]
     if filled and not force:
         names = ", ".join(str(row["pipeline"]) for row in held) or "no pipelines, but other rows"
         raise NotAllowed(f"{where} is not empty (it has: {names}); --force replaces its content")
@@ -168,7 +168,7 @@ def _empty(target: Connection, where: str, *, force: bool) -> Mapping[str, int]:
     return {row["pipeline"]: row["epoch"] for row in held}
 
 
-def _any(connection: Connection, table: Table) -> bool:
+def _has_rows(connection: Connection, table: Table) -> bool:
     return connection.execute(select(text("1")).select_from(table).limit(1)).first() is not None
 
 
@@ -215,7 +215,8 @@ def _last_number(connection: Connection, serial: Column[Any]) -> int:
     """Return the last value that a serial column has assigned, even if its row was deleted."""
     if connection.dialect.name == "postgresql":
         query = text(
-            "SELECT pg_sequence_last_value(CAST(pg_get_serial_sequence(:table, :column) AS regclass))"
+            "SELECT pg_sequence_last_value("
+            "CAST(pg_get_serial_sequence(:table, :column) AS regclass))"
         )
         names = {"table": serial.table.name, "column": serial.name}
         return connection.execute(query, names).scalar_one() or 0

@@ -127,7 +127,7 @@ class DeadLetterRepository:
             return entries, int(dead_entries or 0), last or 0
 
     def depth(self, name: str) -> DeadLetterDepth:
-        """Return the size of a pipeline's queue, and how many entries were lost to its limits so far."""
+        """Return the size of a pipeline's queue, and how many entries were lost to its limits."""
         dead = case((dead_letters.c.state == "dead", 1), else_=0)
         query = select(func.count(), func.sum(dead), func.min(dead_letters.c.created_at)).where(
             dead_letters.c.pipeline == name
@@ -164,7 +164,7 @@ class DeadLetterRepository:
                 .where(
                     dead_letters.c.pipeline == name,
                     dead_letters.c.state == "dead",
-                    _these(sink=sink, seqs=seqs),
+                    _matching(sink=sink, seqs=seqs),
                 )
                 .values(state="redrive")
             ).rowcount
@@ -189,11 +189,11 @@ class DeadLetterRepository:
         """
         with self._database.write() as connection:
             lock_lease(connection, name)
-            condition = _these(sink=sink, seqs=seqs, up_to=up_to)
+            condition = _matching(sink=sink, seqs=seqs, up_to=up_to)
             return _give_up(connection, name, "acknowledged", condition)
 
     def expire(self, name: str, older_than: float) -> int:
-        """Drop and count the dead entries older than this many seconds; return how many there were."""
+        """Drop and count the dead entries older than this many seconds; return their number."""
         with self._database.write() as connection:
             lock_lease(connection, name)
             return _expire(connection, name, older_than)
@@ -218,7 +218,7 @@ class DeadLetterWrites:
             room for the next one; with the other policies all letters are settled, and evicted or
             rejected ones are counted. A letter that only waits for others is never rejected.
         """
-        stored = _known(
+        stored = _existing_events(
             self._connection, self._pipeline, sink, [letter.event_id for letter in letters]
         )
         room = max_entries - _entries(self._connection, self._pipeline)
@@ -261,7 +261,7 @@ class DeadLetterWrites:
 
     def redriven(self, seqs: Collection[int]) -> None:
         """Remove entries that have been delivered."""
-        self._delivered(_these(seqs=seqs))
+        self._delivered(_matching(seqs=seqs))
 
     def redriven_up_to(self, token: str) -> int:
         """Remove the entries of an attempt up to the token stored in the sink; return how many."""
@@ -269,7 +269,7 @@ class DeadLetterWrites:
         return self._delivered(dead_letters.c.token.between(first, token))
 
     def redrive_failed(self, seq: int, kind: str, message: str) -> None:
-        """Record that an entry was refused again, and why; it is `dead` again and waits for a user."""
+        """Record that an entry was refused again, and why; it is `dead` and waits for a user."""
         self._connection.execute(
             update(dead_letters)
             .where(dead_letters.c.pipeline == self._pipeline, dead_letters.c.seq == seq)
@@ -282,7 +282,7 @@ class DeadLetterWrites:
         )
 
     def expire(self, older_than: float) -> int:
-        """Drop and count the dead entries older than this many seconds; return how many there were."""
+        """Drop and count the dead entries older than this many seconds; return their number."""
         return _expire(self._connection, self._pipeline, older_than)
 
     def _delivered(self, condition: ColumnElement[bool]) -> int:
@@ -321,7 +321,7 @@ def token_of(attempt: str, index: int) -> str:
     return f"{attempt}:{index:06d}"
 
 
-def _these(
+def _matching(
     *, sink: str | None = None, seqs: Collection[int] | None = None, up_to: int | None = None
 ) -> ColumnElement[bool]:
     """Return the SQL condition that selects these entries; without arguments, all entries."""
@@ -388,7 +388,9 @@ def _evict(connection: Connection, pipeline: str, count: int) -> int:
     return _give_up(connection, pipeline, "evicted", dead_letters.c.seq.in_(oldest))
 
 
-def _known(connection: Connection, pipeline: str, sink: str, events: Sequence[str]) -> set[str]:
+def _existing_events(
+    connection: Connection, pipeline: str, sink: str, events: Sequence[str]
+) -> set[str]:
     event_ids: set[str] = set()
     for portion in _portions(events):
         query = select(dead_letters.c.event_id).where(

@@ -77,7 +77,7 @@ class DefinitionWrites:
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Delete all definitions, because the pipeline starts elsewhere and they may no longer apply."""
+    """Delete all definitions: the pipeline starts elsewhere, where they may no longer apply."""
     connection.execute(delete(kv).where(kv.c.ns == _namespace(pipeline)))
 
 

@@ -7,8 +7,8 @@ newest version waits for approval) and its subject (`shop.orders`). It goes thro
 `held`         events of the subject are kept in files of the journal's folder (`hold_part`)
 `released`     the problem was fixed or the version approved; the next run turns the events into
                segments
-`journaled`    the events are in the journal, the last one in `last_segment`; the files are not needed
-               any more
+`journaled`    the events are in the journal, the last one in `last_segment`; the files are not
+               needed any more
 =============  ====================================================================================
 
 Until every attached sink has that segment, the source must not discard the events, so the row is
@@ -70,7 +70,7 @@ class HoldRepository:
         with self._database.write() as connection:
             lock_lease(connection, name)
             _release(connection, name, kind, subject, remedy)
-            return read_rows(connection, HoldRow, _this(name, kind, subject))[0]
+            return read_rows(connection, HoldRow, _same_hold(name, kind, subject))[0]
 
     def approve_table(self, name: str, table: str) -> int:
         """Approve all pending versions of a table; the next run delivers the held changes.
@@ -131,7 +131,7 @@ class HoldWrites:
         """Revoke a release, because the held events still cannot be decoded; `reason` says why."""
         self._connection.execute(
             update(holds)
-            .where(_this(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")
+            .where(_same_hold(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")
             .values(state="held", mend=None, reason=reason[:_REASON_LENGTH])
         )
 
@@ -146,7 +146,7 @@ class HoldWrites:
         )
         self._connection.execute(
             update(holds)
-            .where(_this(self._pipeline, hold.kind, hold.subject))
+            .where(_same_hold(self._pipeline, hold.kind, hold.subject))
             .values(state="journaled", mend=None, last_segment=last_segment)
         )
 
@@ -185,7 +185,7 @@ class HoldWrites:
 
     def _count(self, part: HeldPart) -> None:
         """Begin a part's hold, or add the part's events to the existing one."""
-        this = _this(self._pipeline, part.kind, part.subject)
+        this = _same_hold(self._pipeline, part.kind, part.subject)
         # A hold that is already `journaled` starts again, but keeps its `since_position`.
         self._connection.execute(
             update(holds)
@@ -238,12 +238,12 @@ def drop_all(connection: Connection, pipeline: str) -> None:
 def _release(connection: Connection, pipeline: str, kind: str, subject: str, remedy: str) -> None:
     released = connection.execute(
         update(holds)
-        .where(_this(pipeline, kind, subject), holds.c.state != "journaled")
+        .where(_same_hold(pipeline, kind, subject), holds.c.state != "journaled")
         .values(state="released", mend=remedy)
     )
     if released.rowcount == 0:
         raise NotAllowed(f"pipeline {pipeline!r} holds no {kind} {subject!r}")
 
 
-def _this(pipeline: str, kind: str, subject: str) -> ColumnElement[bool]:
+def _same_hold(pipeline: str, kind: str, subject: str) -> ColumnElement[bool]:
     return and_(holds.c.pipeline == pipeline, holds.c.kind == kind, holds.c.subject == subject)

@@ -66,7 +66,10 @@ class JournalRepository:
         self._database = database
 
     def not_recapturable(self, name: str) -> list[str]:
-        """Return the sinks that lack changes from before the confirmed position: only the journal has them."""
+        """Return the sinks that lack changes that only the journal has.
+
+        These are changes from before the confirmed position.
+        """
         with self._database.read() as connection:
             pipeline = known_pipeline(connection, name)
             sinks, position = read_checkpoints(connection, name), pipeline.confirmed_position
@@ -102,9 +105,10 @@ class JournalRepository:
             kept = [f"{hold.kind} {hold.subject}" for hold in holds.read_holds(connection, name)]
             if kept and not accept_loss:
                 raise NotAllowed(
-                    f"pipeline {name!r} holds {', '.join(kept)}: what is captured again would no longer be "
-                    "told from what sinks have; release it (deltaforge hold release, or approve), let a run deliver it, "
-                    "then rebuild; --accept-loss goes on without what is held"
+                    f"pipeline {name!r} holds {', '.join(kept)}: what is captured again would no "
+                    "longer be told from what sinks have; release it (deltaforge hold release, or "
+                    "approve), let a run deliver it, then rebuild; --accept-loss goes on without "
+                    "what is held"
                 )
             holds.drop_all(connection, name)
             write_early(connection, name, None)
@@ -112,10 +116,11 @@ class JournalRepository:
             lossy = _lossy(connection, pipeline, sinks, position)
             if lossy and not accept_loss:
                 raise NotAllowed(
-                    f"pipeline {name!r}: sinks {', '.join(lossy)} lack changes that the source was told it may forget "
-                    f"(before {position}), so they cannot be captured again. If their segment files cannot be brought back: "
-                    f"deltaforge recover {name} gives every sink the rows that exist now; --accept-loss goes on without these "
-                    "changes"
+                    f"pipeline {name!r}: sinks {', '.join(lossy)} lack changes that the source was "
+                    f"told it may forget (before {position}), so they cannot be captured again. If "
+                    "their segment files cannot be brought back: "
+                    f"deltaforge recover {name} gives every sink the rows that exist now; "
+                    "--accept-loss goes on without these changes"
                 )
             delivered = min(
                 (checkpoint.whole_segment for checkpoint in sinks.values() if checkpoint.attached),

@@ -279,8 +279,9 @@ class LakeCommitRepository:
             for destination, table_name in tables.items():
                 if destination in requested and requested[destination].begun:
                     raise NotAllowed(
-                        f"pipeline {name!r}: the resync of {'.'.join(destination)} of sink {sink!r} has begun "
-                        f"already; deltaforge status {name} says what it waits for"
+                        f"pipeline {name!r}: the resync of {'.'.join(destination)} of sink "
+                        f"{sink!r} has begun already; deltaforge status {name} says what it "
+                        "waits for"
                     )
                 if destination in requested:
                     continue
@@ -378,8 +379,8 @@ class LakeCommitWrites:
         front = self._row(sink, _FRONT)
         if front["planned_to"] is not None or unfinished_snapshot(self._connection, self._pipeline):
             raise NotAllowed(
-                f"pipeline {self._pipeline!r}: a resync of sink {sink!r} cannot begin before the commit that is "
-                "planned, and the snapshot that is unfinished"
+                f"pipeline {self._pipeline!r}: a resync of sink {sink!r} cannot begin before the "
+                "commit that is planned, and the snapshot that is unfinished"
             )
         for resync in wanted:
             self._hold_recreated(sink, resync.destination, front["segment"])
@@ -431,9 +432,11 @@ class LakeCommitWrites:
                 )
         self._connection.execute(
             delete(lake_resyncs).where(
-                _resyncs_of(self._pipeline, sink), lake_resyncs.c.destination == _key(destination), lake_resyncs.c.begun
+                _resyncs_of(self._pipeline, sink),
+                lake_resyncs.c.destination == _key(destination),
+                lake_resyncs.c.begun,
             )
-        )  # fmt: skip
+        )
         row = _rows(self._connection, self._pipeline, sink).get(_key(destination))
         if row is not None and row["segment"] >= self._row(sink, _FRONT)["segment"]:
             self._delete(sink, _key(destination))
@@ -451,15 +454,15 @@ class LakeCommitWrites:
         row = self._row(sink, _key(destination))
         if row["planned_to"] not in {None, to} or to <= row["segment"]:
             raise NotAllowed(
-                f"pipeline {self._pipeline!r}: sink {sink!r} cannot plan a commit up to segment {to} after "
-                f"segment {row['segment']} (planned: {row['planned_to']})"
+                f"pipeline {self._pipeline!r}: sink {sink!r} cannot plan a commit up to "
+                f"segment {to} after segment {row['segment']} (planned: {row['planned_to']})"
             )
         self._update(sink, _key(destination), {"planned_to": to})
 
     def plan_pending(
         self, sink: str, tables: Mapping[Destination, tuple[str, str | None, str]], to: int
     ) -> None:
-        """Store that a commit goes to the pending changes of some tables, before it is added to them.
+        """Store that a commit goes to some tables' pending changes, before it is added to them.
 
         Args:
             sink: The sink.
@@ -531,7 +534,7 @@ class LakeCommitWrites:
         return True
 
     def hold(self, sink: str, rejection: Rejection) -> None:
-        """Hold a table that has everything up to the front, because its pending changes cannot be folded."""
+        """Hold a table that is complete up to the front: its pending changes cannot be folded."""
         if _key(rejection.destination) in _rows(self._connection, self._pipeline, sink):
             return
         self._insert(
@@ -838,5 +841,5 @@ def _destination(key: str) -> Destination:
 
 
 def _key(destination: Destination | None) -> str:
-    """Return the text by which a table is stored: a JSON array, because parts of names may contain dots."""
+    """Return the text by which a table is stored: a JSON array, as names may contain dots."""
     return _FRONT if destination is None else orjson.dumps(destination).decode()

@@ -1,4 +1,4 @@
-"""The leases of pipelines: who holds one, and how it is taken, locked, checked, renewed and released.
+"""The leases of pipelines: who holds one; taking, locking, checking, renewing and releasing it.
 
 The lease row also serves as the lock of everything else that belongs to the pipeline: transactions
 that change its ranges, segments or checkpoints lock this row first, so they are serialized. A
@@ -39,7 +39,7 @@ _TRANSACTION_TIMEOUT = "60s"
 
 @dataclass(frozen=True, slots=True)
 class LockedLease:
-    """A pipeline's lease row, locked until the transaction ends; `now` was read after locking it."""
+    """A pipeline's lease row, locked until the transaction ends; `now` was read after that."""
 
     epoch: int
     run_id: str | None

@@ -145,7 +145,8 @@ SOURCE_LOG_AHEAD = _gauge(
 SOURCE_LOG_AHEAD_SECONDS = _gauge(
     "source_log_ahead_seconds",
     "pipeline source",
-    "Since when, at the earliest, there has been log after the captured position; 0 if there is none.",
+    "Since when, at the earliest, there has been log after the captured position; "
+    "0 if there is none.",
 )
 SOURCE_LOG_UNCONFIRMED = _gauge(
     "source_log_unconfirmed_bytes",

@@ -34,7 +34,7 @@ LE = "le"
 """Label with the upper bound of a bucket; `+Inf` for the last one."""
 
 RunFailure = Literal["failed", "lost"]
-"""`failed`: the run reported its failure; `lost`: it went silent, and another run took its lease."""
+"""`failed`: the run reported it; `lost`: the run went silent, and another run took its lease."""
 
 RUN_FAILURE_REASONS: tuple[RunFailure, ...] = get_args(RunFailure)
 
@@ -78,7 +78,7 @@ class Tally:
         self._last |= other._last
 
     def rows(self, pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the rows to add to stored values and those to replace them, both sorted by series."""
+        """Return the rows to add to stored values and those to replace them, sorted by series."""
         added, last = (
             [
                 {"pipeline": pipeline, "name": name, "labels": labels, "value": value}
@@ -118,7 +118,7 @@ class MetricRepository:
             ]
 
     def lacking_rows(self) -> dict[tuple[str, str], int]:
-        """Return, by pipeline and attached sink, how many captured changes are not delivered yet."""
+        """Return, by pipeline and attached sink, how many captured changes are undelivered."""
         behind = or_(
             segments.c.segment > checkpoints.c.segment,
             and_(segments.c.segment == checkpoints.c.segment, not_(checkpoints.c.complete)),

@@ -1,4 +1,4 @@
-"""Pipelines: their registration, start, desired state and positions, and documents of those without a file.
+"""Pipelines: registration, start, desired state, positions, and documents of those without a file.
 
 A document is JSON text as a user supplied it, including secrets, so only the code that loads
 pipelines reads it. Its version increases with each change, so that of two concurrent changes one
@@ -66,7 +66,10 @@ _LAUNCHES = "launches"
 _LOG = "log"
 _LOOKS = "looks"
 _NUMBERS = "numbers"
-"""Namespace of the next segment and range numbers of removed pipelines, should they be created again."""
+"""Namespace of the next segment and range numbers of removed pipelines.
+
+A pipeline that is created again under such a name begins with them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ class PipelineRepository:
             connection.execute(update(pipelines).where(this).values(probe_after=0.0))
 
     def set_probe(self, name: str, after: float, wait: float) -> None:
-        """Set when the sensor may next query the source (`after`), and the wait until then (`wait`)."""
+        """Set when the sensor may next query the source, and the back-off until then in seconds."""
         self._update(name, probe_after=after, probe_wait=wait)
 
     def set_failure(self, name: str, failure: Failure | None) -> None:

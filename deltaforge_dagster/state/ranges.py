@@ -1,4 +1,4 @@
-"""Ranges of the journal, the partitions in Dagster: reading, opening, closing, publication and deletion.
+"""Ranges of the journal, Dagster's partitions: reading, opening, closing, publishing, deleting.
 
 A sink *has* a range if its checkpoint is complete at or past the range's last segment, and if it
 was given the whole range: a sink that is added later starts in the middle of the journal and does
@@ -47,7 +47,7 @@ from deltaforge_dagster.state.records import Lease, RangeRow
 CHANGES = "changes"
 """Name of the asset of captured changes; there is also one asset per sink."""
 
-_ours = checkpoints.c.pipeline == ranges.c.pipeline
+_same_pipeline = checkpoints.c.pipeline == ranges.c.pipeline
 _passed: ColumnElement[bool] = or_(
     checkpoints.c.segment > ranges.c.last_segment,
     and_(checkpoints.c.segment == ranges.c.last_segment, checkpoints.c.complete),
@@ -133,7 +133,7 @@ class RangeRepository:
                 closed, not_(_is_published(literal(CHANGES)))
             ),
             select(ranges.c.range, literal(1), checkpoints.c.sink)
-            .join_from(ranges, checkpoints, _ours)
+            .join_from(ranges, checkpoints, _same_pipeline)
             .where(closed, _passed, _given_whole, not_(_is_published(checkpoints.c.sink))),
         )
         with self._database.read() as connection:
@@ -192,7 +192,8 @@ class RangeWrites:
             if (already["first_segment"], already["epoch"]) == (first_segment, self._epoch):
                 return int(already["range"])
             raise NotAllowed(
-                f"pipeline {self._pipeline!r}: range {already['range']} is still open; close it first"
+                f"pipeline {self._pipeline!r}: range {already['range']} is still open; "
+                "close it first"
             )
         if first_segment != pipeline.next_segment:
             raise NotAllowed(
@@ -290,7 +291,7 @@ def kept_from(connection: Connection, pipeline: str, closed_before: float) -> in
         ranges.c.closed_at >= closed_before,
         not_(_is_published(literal(CHANGES))),
         exists().where(
-            _ours,
+            _same_pipeline,
             checkpoints.c.state != "detached",
             or_(
                 not_(_passed),

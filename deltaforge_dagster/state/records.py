@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.tables import Contained
 
 DesiredState = Literal["running", "paused", "stopped"]
-"""Desired state of a pipeline: `paused` captures nothing but still delivers; `stopped` runs nothing."""
+"""Desired state of a pipeline: `paused` delivers but captures nothing; `stopped` runs nothing."""
 
 Attachment = Literal["attached", "paused", "detached"]
 """Whether segments are kept for a sink and delivered, kept but not delivered, or neither."""
@@ -30,7 +30,7 @@ DeadLetterState = Literal["dead", "redrive", "waiting"]
 """State of a dead letter, see `dead_letters`."""
 
 Trigger = Literal["timer", "limits", "shutdown", "cancelled"]
-"""Why a segment ended: its age, its size, the end or pause of the run, or an error of the source."""
+"""Why a segment ended: its age, its size, the run's end or pause, or an error of the source."""
 
 Counts = Mapping[str, Mapping[str, int]]
 
@@ -51,13 +51,13 @@ class PipelineRow:
     probe_after: float
     """The sensor does not query the source before this time (back-off after empty runs)."""
     probe_wait: float
-    """The last back-off in seconds; doubles after an empty run, 0 after a run that captured changes."""
+    """Last back-off in seconds; doubled by an empty run, 0 after a run that captured changes."""
     capture_pause: str | None = None
     """Why capture is paused (the journal is full), None if it is not."""
     failure: str | None = None
     """Why nothing is captured now (`Failure`, JSON text), None while capture works."""
     findings: str | None = None
-    """Findings of the last check of the source (list of `NotedFinding`, JSON text), None before it."""
+    """Findings of the source's last check (list of `NotedFinding`, JSON text), None before it."""
     ticked_at: float | None = None
     """When a sensor or schedule last ticked, accurate to a few seconds; None if none ever has."""
     source_seen_at: float | None = None
@@ -65,7 +65,7 @@ class PipelineRow:
     file: str | None = None
     """Absolute path of the file last used for it; None if the store keeps the document."""
     outdated_since: float | None = None
-    """Since when Dagster's definitions are older than the file and wait for Reload; None if they do not."""
+    """Since when Dagster's definitions are older than the file and wait for Reload, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class SegmentRow(NewSegment):
     processed_bytes: int | None = None
     processed_counts: Mapping[str, Mapping[str, int]] | None = None
     sinks: Sequence[str] = ()
-    """The sinks that receive a segment of snapshot rows that are for some sinks only; empty for all."""
+    """The sinks that receive a segment of snapshot rows for some sinks only; empty for all."""
 
     def is_for(self, sink: str) -> bool:
         """Return whether a sink receives the rows; if not, its checkpoint skips them."""
@@ -317,7 +317,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class RangeRow:
-    """A range of consecutive segments, a partition in Dagster; `open` until it is closed for good."""
+    """A range of consecutive segments, a partition in Dagster; `open` until closed for good."""
 
     range: int
     state: Literal["open", "closed"]
@@ -373,7 +373,7 @@ class CheckpointRow:
     lineage: str | None = None
     overrules: bool = False
     skip: str | None = None
-    """The sink has every segment that ends at or before this position, even beyond the checkpoint."""
+    """The sink has every segment that ends at or before this position, even past the checkpoint."""
     notice: str | None = None
     """A message for users although delivery continues, such as that the sink had lost data."""
     sent_segment: int | None = None
@@ -384,7 +384,10 @@ class CheckpointRow:
     began: str | None = None
     """Where the sink started, as text for users, if it was added to a pipeline already running."""
     snapshot_due: bool = False
-    """No snapshot was requested for the sink since it started; its `start` says whether it needs one."""
+    """No snapshot was requested for the sink since it started.
+
+    Its `start` says whether it needs one.
+    """
     failing_since: float | None = None
     """When the first of the sink's `failures` occurred; for a sink that was detached without
     failures, when that happened. None if there is neither, or if it is not known.

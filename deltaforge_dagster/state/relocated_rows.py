@@ -1,4 +1,4 @@
-"""Relocated rows: rows that may have moved between chunks of a snapshot so that no chunk contains them.
+"""Relocated rows: rows that may have moved between a snapshot's chunks so that none has them.
 
 A row may get another key or another physical location after the chunk that it moves into was read,
 and before the chunk that it leaves is read. Then neither chunk contains it. This is usually
@@ -36,7 +36,10 @@ class RelocatedRowRepository:
             return list(connection.execute(query).scalars())
 
     def ready_tables(self, name: str, snapshot: int) -> list[str]:
-        """Return the tables whose relocated rows can be looked for: all their chunks are `spliced`."""
+        """Return the tables whose relocated rows can be looked for.
+
+        All their chunks are `spliced`.
+        """
         open_ = select(chunks.c.number).where(
             chunks.c.pipeline == relocated_rows.c.pipeline,
             chunks.c.snapshot == relocated_rows.c.snapshot,

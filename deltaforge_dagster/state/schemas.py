@@ -228,7 +228,7 @@ class Marker:
         return changes
 
     def in_force_until(self, position: str) -> list[int]:
-        """Return the sequences of the versions that came into force up to a position, in their order."""
+        """Return, in order, the sequences of the versions that came into force up to a position."""
         until: Position = parse_position(position)
         return [sequence for begin, sequence in self.in_force if parse_position(begin) <= until]
 
@@ -285,7 +285,7 @@ class SchemaRepository:
         raise NotAllowed(f"pipeline {name!r} has captured no table {table!r}")
 
     def unpublished(self, name: str) -> list[tuple[TableHistory, SchemaVersion]]:
-        """Return the versions that are not published in Dagster yet, by sequence, with histories."""
+        """Return the versions not yet published in Dagster, by sequence, with histories."""
         with self._database.read() as connection:
             shown = int(get_value(connection, _shown(name), _SEQUENCE) or b"0")
             last = last_log_entry(connection, registry(name))
@@ -436,7 +436,7 @@ def table_key(tenant: str, table: TableSchema) -> str:
 
 
 def approve(connection: Connection, pipeline: str, table: str) -> int:
-    """Approve all pending versions of a table, given by its full name; return how many there were."""
+    """Approve all pending versions of a table, given by full name; return how many there were."""
     count = 0
     namespace = registry(pipeline)
     kept = _markers(connection, namespace)

@@ -57,7 +57,10 @@ class SegmentRepository:
         return rows[0] if rows else None
 
     def processed_counts(self, name: str, *, first: int, last: int) -> dict[str, Counter[str]]:
-        """Return the processors' counts over segments; empty if one of them may still be processed."""
+        """Return the processors' counts over segments.
+
+        Empty if one of the segments may still be processed.
+        """
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash, segments.c.processed_counts).where(*where)
         counts: dict[str, Counter[str]] = {}
@@ -70,7 +73,7 @@ class SegmentRepository:
         return counts
 
     def chains(self, name: str, *, first: int, last: int) -> set[str]:
-        """Return the hashes of the chains that processed segments; "" stands for unprocessed ones."""
+        """Return the hashes of the chains that processed segments; "" for unprocessed ones."""
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash).where(*where).distinct()
         with self._database.read() as connection:
@@ -157,9 +160,9 @@ class SegmentWrites:
         released: HoldRow | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Add a segment, whose file must be durable, to an open range; advance the captured position.
+        """Add a segment to an open range, and advance the captured position.
 
-        Adding the same segment again has no effect.
+        The segment's file must be durable. Adding the same segment again has no effect.
 
         Args:
             segment: The segment.
@@ -178,8 +181,8 @@ class SegmentWrites:
         expected = {pipeline.next_segment, row["last_segment"] + 1}
         if row["state"] != "open" or expected != {segment.segment}:
             raise NotAllowed(
-                f"pipeline {self._pipeline!r}: segment {segment.segment} cannot follow in range {range} "
-                f"({row['state']}, ends with segment {row['last_segment']}); "
+                f"pipeline {self._pipeline!r}: segment {segment.segment} cannot follow in range "
+                f"{range} ({row['state']}, ends with segment {row['last_segment']}); "
                 f"the pipeline's next segment is {pipeline.next_segment}"
             )
         counts = {table: dict(ops) for table, ops in segment.counts.items()}

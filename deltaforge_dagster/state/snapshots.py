@@ -92,8 +92,14 @@ class SnapshotRepository:
                 )
             since = _since(connection, name, sinks, whole=not tables and condition is None)
             insert_snapshot(
-                connection, name, tables=tables, condition=condition, cause=cause, sinks=sinks, since=since
-            )  # fmt: skip
+                connection,
+                name,
+                tables=tables,
+                condition=condition,
+                cause=cause,
+                sinks=sinks,
+                since=since,
+            )
             return read_snapshots(connection, name, newest=1)[0]
 
     def read(self, name: str, *, newest: int | None = None) -> list[SnapshotRow]:
@@ -115,7 +121,7 @@ class SnapshotRepository:
         state: ChunkState | None = None,
         limit: int | None = None,
     ) -> list[ChunkRow]:
-        """Return chunks of a snapshot by table and number, or with `state="read"` by time of reading."""
+        """Return a snapshot's chunks by table and number; with `state="read"` by reading time."""
         query = _select(ChunkRow, chunks).where(_of(name, snapshot))
         if table is not None:
             query = query.where(chunks.c.table_name == table)
@@ -158,7 +164,7 @@ class SnapshotRepository:
             return set(connection.execute(query).scalars())
 
     def plan(self, name: str, snapshot: int, planned: Iterable[PlannedChunk]) -> bool:
-        """Store the chunks of a requested snapshot; return False if it has chunks or was cancelled."""
+        """Store the chunks of a requested snapshot; return False if it has any or was cancelled."""
         with self._database.write() as connection:
             begun = connection.execute(
                 update(snapshots)
@@ -174,7 +180,10 @@ class SnapshotRepository:
             return True
 
     def stage(self, name: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk) -> bool:
-        """Record a chunk that was read; return False if another run was faster or it was cancelled."""
+        """Record a chunk that was read.
+
+        Returns False if another run was faster or the snapshot was cancelled.
+        """
         reading = select(snapshots.c.snapshot).where(
             _this(name, snapshot), snapshots.c.state == "reading"
         )

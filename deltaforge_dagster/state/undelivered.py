@@ -17,7 +17,10 @@ from deltaforge_dagster.state.database.database import Database, upsert
 from deltaforge_dagster.state.database.tables import segments, undelivered
 
 Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
-"""A user gave the change up (`acknowledged`), or the queue's limits did (`records.DeadLetterDepth`)."""
+"""Whether a user gave the change up (`acknowledged`), or the queue's limits did.
+
+For the latter see `records.DeadLetterDepth`.
+"""
 
 _AT_ONCE = 500
 """Number of segments in one statement."""

@@ -101,7 +101,7 @@ class BackPressure:
         drop_delivered(self._run.store, self._run.journal, self._pipeline, down_to=self._room)
 
     def _detach_holders(self) -> None:
-        """Detach sinks that the commit policy does not need, one at a time, as long as that makes room."""
+        """Detach sinks that the commit policy does not need, one by one, while that makes room."""
         while True:
             checkpoints = self._run.store.checkpoints.read(self._pipeline)
             free = detachable_sinks(self._spec, checkpoints)

@@ -32,7 +32,7 @@ _Stamp = tuple[tuple[Path, int, int, int], ...]
 
 
 def installed(settings: Settings, store: StateStore | None) -> list[AnyPipeline]:
-    """Return every pipeline: of the files below `settings.pipelines`, then those that the store keeps.
+    """Return the pipelines of files below `settings.pipelines`, then those that the store keeps.
 
     Args:
         settings: Name the files, and say whether unknown fields are problems.
@@ -48,7 +48,7 @@ def installed(settings: Settings, store: StateStore | None) -> list[AnyPipeline]
 
 
 class PipelineFiles:
-    """Lists an installation's pipelines repeatedly; reads the files again only when one has changed.
+    """Lists an installation's pipelines repeatedly; rereads the files only when one has changed.
 
     For one thread at a time.
 
@@ -99,7 +99,7 @@ def _stamp(path: Path) -> tuple[Path, int, int, int]:
 
 
 def known_names(files: Iterable[AnyPipeline], rows: Iterable[PipelineRow]) -> list[AnyPipeline]:
-    """Return the pipelines of files; one that cannot be read gets the name under which it last ran."""
+    """Return the pipelines of files; an unreadable one gets the name under which it last ran."""
     files = list(files)
     taken = {pipeline.name for pipeline in files}
     by_file = {row.file: row.name for row in rows if row.file is not None}
@@ -174,7 +174,7 @@ def united(files: Iterable[AnyPipeline], stored: Iterable[AnyPipeline]) -> list[
     by_name = {pipeline.name: pipeline for pipeline in files}
     for pipeline in stored:
         rival = by_name.get(pipeline.name)
-        by_name[pipeline.name] = pipeline if rival is None else _both(rival)
+        by_name[pipeline.name] = pipeline if rival is None else _with_name_conflict(rival)
     return list(by_name.values())
 
 
@@ -191,10 +191,10 @@ def reread(store: StateStore, loaded: LoadedPipeline) -> AnyPipeline | None:
     return current if current.name == loaded.name else None
 
 
-def _both(file: AnyPipeline) -> BrokenPipeline:
+def _with_name_conflict(file: AnyPipeline) -> BrokenPipeline:
     problem = (
-        f"{file.path}: metadata.name: the name {file.name} is also used by a pipeline that the state "
-        f"store keeps (rename this one, or remove the other: DELETE /pipelines/{file.name})"
+        f"{file.path}: metadata.name: the name {file.name} is also used by a pipeline that the "
+        f"state store keeps (rename this one, or remove the other: DELETE /pipelines/{file.name})"
     )
     before = file.error.problems if isinstance(file, BrokenPipeline) else ()
     return BrokenPipeline(file.path, file.name, SpecError(*before, problem), file.warnings)

@@ -51,7 +51,10 @@ class CodeParts:
 
 
 def chain_part(hashes: Collection[str]) -> str:
-    """Return the part for a range that chains with these hashes processed; an empty hash means no chain."""
+    """Return the part for a range that chains with these hashes processed.
+
+    An empty hash means no chain.
+    """
     return "+".join(sorted(digest[:_LENGTH] or NO_CHAIN for digest in hashes))
 
 

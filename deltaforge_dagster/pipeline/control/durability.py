@@ -28,19 +28,23 @@ def durability_gaps(options: JournalLimits, journal_url: str, store_url: str) ->
     journal, store = _scheme(journal_url), _scheme(store_url)
     if journal == "memory" or (journal not in _OBJECT_STORAGE and not options.durable_disk):
         gaps.append(
-            "the journal is not on object storage (DELTAFORGE_JOURNAL_URL), nor on a disk that the file declares durable "
-            "(engine.journal.durable_disk)"
+            "the journal is not on object storage (DELTAFORGE_JOURNAL_URL), nor on a disk that the "
+            "file declares durable (engine.journal.durable_disk)"
         )
     if store == "memory" or (store == "sqlite" and not options.durable_disk):
         gaps.append(
-            "the state store is not in PostgreSQL (DELTAFORGE_STATE_URL), nor on a disk that the file declares durable "
-            "(engine.journal.durable_disk)"
+            "the state store is not in PostgreSQL (DELTAFORGE_STATE_URL), nor on a disk that the "
+            "file declares durable (engine.journal.durable_disk)"
         )
     return gaps
 
 
 def confirm_findings(spec: PipelineSpec, journal_url: str, store_url: str) -> list[Finding]:
-    """Return whether `confirm: auto` can take effect; nothing for a source whose server retains no log for a pipeline."""
+    """Return whether `confirm: auto` can take effect.
+
+    The list is empty for another `confirm`, and for a source whose server retains no log for a
+    pipeline.
+    """
     options = spec.spec.engine.journal
     if options.confirm != "auto" or not source_types()[spec.spec.source.type].retains_log:
         return []
@@ -52,8 +56,8 @@ def confirm_findings(spec: PipelineSpec, journal_url: str, store_url: str) -> li
         Finding(
             "confirm",
             "note",
-            "engine.journal.confirm: auto confirms only what was delivered, so the server retains its log while a sink is down: "
-            + "; ".join(gaps),
+            "engine.journal.confirm: auto confirms only what was delivered, so the server retains "
+            "its log while a sink is down: " + "; ".join(gaps),
         )
     ]
 

@@ -111,7 +111,8 @@ def _position(loaded: LoadedPipeline, key: str, value: bytes) -> Position:
     if identified is not kind:
         raise PositionLost(
             f"{loaded.name}: the checkpoint {key} of DeltaForge is no position of such a source; "
-            f"import a sound one, or begin without: deltaforge checkpoint import {loaded.name} --forget"
+            "import a sound one, or begin without: "
+            f"deltaforge checkpoint import {loaded.name} --forget"
         )
     return kind.imported(position)
 
@@ -141,7 +142,10 @@ def _seed(loaded: LoadedPipeline) -> Position | None:
 
 
 def _chaser(loaded: LoadedPipeline, path: Path) -> Position | None:
-    """Return the position of a chaser file; None, with a warning, if the file is missing or malformed."""
+    """Return the position of a chaser file.
+
+    Returns None, with a warning, if the file is missing or malformed.
+    """
     name, kind = loaded.name, _kind(loaded)
     try:
         content = path.read_bytes()

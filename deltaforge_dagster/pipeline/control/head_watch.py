@@ -25,7 +25,10 @@ _ASK_SECONDS = 0.2
 _PAUSE_SECONDS = 1.0  # at least, after a look that found no change
 _PAUSE_FACTOR = 9.0  # times the duration of that look, so that looks take a tenth of the time
 _PATIENCE = 2.0
-"""How much longer than the watch its connection may last: for connecting, and a server that does not answer."""
+"""How much longer than the watch its connection may last.
+
+This covers connecting, and a server that does not answer.
+"""
 
 
 class HeadWatch:
@@ -73,7 +76,7 @@ class HeadWatch:
             self._source.close()
 
     def sees_changes(self, after: Position) -> bool:
-        """Return True as soon as the source has changes after a position, False once the time is up."""
+        """Return True once the source has changes after a position, False once the time is up."""
         if self._ends is None or self._source is None:
             return False
         look_at = 0.0

@@ -50,7 +50,10 @@ def kept_looks(
 
 
 def behind_since(looks: Sequence[LogLook], position: Position) -> float | None:
-    """Return since when, at the earliest, there has been log after a position; None if there is none."""
+    """Return since when, at the earliest, there has been log after a position.
+
+    Returns None if there is no such log.
+    """
     since = None
     for look in reversed(looks):
         end: Position = parse_position(look.end)

@@ -1,10 +1,11 @@
-"""What two pipelines cannot share: named by their files, and claimed in the state store before a pipeline works.
+"""What two pipelines cannot share, claimed in the state store before a pipeline works.
 
-The first pipeline that names a replication slot, a table, a folder of objects or the like owns it.
-Another one that names it, such as a copy of the file under another name, is refused wherever it
-would use it: in ticks, runs, snapshots and commands. `deltaforge validate` and `deltaforge check`
-compare the files, and report the conflict for both. If `metadata.name` changes in a file at the
-same path, the new pipeline takes over what the former one owned.
+Pipeline files name these resources. The first pipeline that names a replication slot, a table, a
+folder of objects or the like owns it. Another one that names it, such as a copy of the file under
+another name, is refused wherever it would use it: in ticks, runs, snapshots and commands.
+`deltaforge validate` and `deltaforge check` compare the files, and report the conflict for both. If
+`metadata.name` changes in a file at the same path, the new pipeline takes over what the former one
+owned.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ def _shared(
 def _line(loaded: LoadedPipeline, shared: OwnedResource, owner: str, file: str) -> str:
     where = "" if loaded.path is None else f"{loaded.path}: "
     return (
-        f"{where}{shared.field}: {shared.what} {shared.name!r} is used by pipeline {owner} ({file}) as well, and two "
-        f"pipelines cannot share it (give {loaded.name} another one, or remove {owner})"
+        f"{where}{shared.field}: {shared.what} {shared.name!r} is used by pipeline {owner} "
+        f"({file}) as well, and two pipelines cannot share it (give {loaded.name} another one, or "
+        f"remove {owner})"
     )
 
 

@@ -101,10 +101,11 @@ def publication_of(
 
 
 def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, Value]:
-    """Return the processors' counts as metadata that Dagster plots, such as `processor/mask/events_out`.
+    """Return the processors' counts as metadata that Dagster plots.
 
-    The name of a counter of the processor's own contains the metric and its label:
-    `processor/outbox/outbox_dropped/non_insert`. `latency_seconds` is the average of a call.
+    The key of a count is for example `processor/mask/events_out`. The name of a counter of the
+    processor's own contains the metric and its label: `processor/outbox/outbox_dropped/non_insert`.
+    `latency_seconds` is the average of a call.
     """
     metrics: dict[str, Value] = {}
     for name, counts in processors.items():
@@ -215,7 +216,10 @@ def _run_id(lease: LeaseRow | None, row: RangeRow, asset: str) -> str | None:
 
 
 def _captured_at(store: StateStore, pipeline: str, row: RangeRow) -> float:
-    """Return when a range's last segment was captured; when the range was closed, if that is gone."""
+    """Return when a range's last segment was captured.
+
+    If that segment is gone, return when the range was closed.
+    """
     segment = store.segments.get(pipeline, row.last_segment)
     return row.closed_at or row.opened_at if segment is None else segment.created_at
 

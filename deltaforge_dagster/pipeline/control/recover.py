@@ -1,7 +1,8 @@
-"""Recover a pipeline whose position the source's log no longer has: a lost slot, a purged log, another server.
+"""Recover a pipeline whose position the source's log no longer has.
 
-The same is done for a pipeline whose journal has lost segments that sinks lack, if the source was
-told that it may discard their changes.
+The cause is for example a lost slot, a purged log or another server. The same is done for a
+pipeline whose journal has lost segments that sinks lack, if the source was told that it may discard
+their changes.
 
 What was committed between the last captured change and the new position is unknown. Tables of sinks
 are loaded again, so they equal the source. Message sinks and object files get a snapshot: every row
@@ -70,18 +71,19 @@ def plan_recovery(
     row = register(store, loaded)
     dropped = source.reset(dry_run=True)
     damaged = _sinks_of_lost_files(store, journal, row)
-    why = _lost(row, source) or (", ".join(dropped) if dropped else None)
+    why = _cause_of_loss(row, source) or (", ".join(dropped) if dropped else None)
     if damaged:
         lost = (
-            f"the journal has lost files that {', '.join(damaged)} {'needs' if len(damaged) == 1 else 'need'}, and the source "
+            f"the journal has lost files that {', '.join(damaged)} "
+            f"{'needs' if len(damaged) == 1 else 'need'}, and the source "
             "was told that it may forget their changes"
         )
         why = lost if why is None else f"{why}; {lost}"
     if why is None:
         raise NotAllowed(
-            f"pipeline {loaded.name!r} has lost nothing: source and journal have what sinks lack. To load tables "
-            f"again: deltaforge resync {loaded.name} --sink SINK; to read rows again: deltaforge snapshot start "
-            f"{loaded.name}"
+            f"pipeline {loaded.name!r} has lost nothing: source and journal have what sinks lack. "
+            f"To load tables again: deltaforge resync {loaded.name} --sink SINK; to read rows "
+            f"again: deltaforge snapshot start {loaded.name}"
         )
     configs = [sink.config for sink in loaded.spec.spec.sinks]
     keeping = [config.id for config in configs if isinstance(config, TableSinkConfig)]
@@ -150,7 +152,7 @@ def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
         store.pipelines.set_desired_state(row.name, row.want)
 
 
-def _lost(row: PipelineRow, source: Source) -> str | None:
+def _cause_of_loss(row: PipelineRow, source: Source) -> str | None:
     """Return why the log does not have what follows a pipeline's position; None if it has."""
     failure = None if row.failure is None else Failure(**json.loads(row.failure))
     if failure is not None and (failure.subject, failure.kind) == ("source", PositionLost.kind):
@@ -168,7 +170,10 @@ def _lost(row: PipelineRow, source: Source) -> str | None:
 
 
 def _sinks_of_lost_files(store: StateStore, journal: Journal, row: PipelineRow) -> list[str]:
-    """Return the sinks that lack segments which the source may have forgotten, and whose files are missing or damaged."""
+    """Return the sinks that lack segments whose files are missing or damaged.
+
+    Only segments that the source may have forgotten count.
+    """
     checkpoints = store.checkpoints.read(row.name)
     intact: dict[int, bool] = {}
     sinks = []
@@ -204,14 +209,15 @@ def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str
             continue
         if behind := segments_behind(row, checkpoint):
             raise NotAllowed(
-                f"sink {sink} lacks {pluralize(behind, 'segment')} that were captured before, and would never get them; "
-                f"let it have them first (deltaforge run {row.name} --until-caught-up), or detach it"
+                f"sink {sink} lacks {pluralize(behind, 'segment')} that were captured before, and "
+                "would never get them; let it have them first "
+                f"(deltaforge run {row.name} --until-caught-up), or detach it"
             )
     kept = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
     if messages and kept:
         raise NotAllowed(
-            f"changes of {', '.join(kept)} are held, and message sinks would never get them; release them first "
-            f"(deltaforge hold list {row.name}), and let a run deliver them"
+            f"changes of {', '.join(kept)} are held, and message sinks would never get them; "
+            f"release them first (deltaforge hold list {row.name}), and let a run deliver them"
         )
 
 

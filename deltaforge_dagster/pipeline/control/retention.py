@@ -38,7 +38,10 @@ class Expired:
 
 
 def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expired:
-    """Remove what is old and delivered; the result names the ranges whose Dagster partitions may go too."""
+    """Remove what is old and delivered.
+
+    The result names the ranges whose Dagster partitions may go too.
+    """
     row = store.pipelines.get(loaded.name)
     lease = store.leases.get(loaded.name)
     if row is None or lease is None:

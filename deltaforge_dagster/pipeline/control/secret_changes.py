@@ -31,7 +31,7 @@ _PASSWORDS = {"dsn", "uri", "url", "password"}
 
 
 def changed_secrets(store: StateStore, loaded: LoadedPipeline) -> list[str]:
-    """Return the paths of secrets that differ from those with which the pipeline was last registered."""
+    """Return the paths of secrets that have changed since the pipeline was last registered."""
     key = _key(make=False)
     return [] if key is None else _changed(store, loaded, key)
 
@@ -48,7 +48,10 @@ def described(path: str) -> str:
 
 
 def note_secrets(store: StateStore, loaded: LoadedPipeline) -> list[str]:
-    """Store the digests of a file that is about to be used; return the paths of secrets that have changed."""
+    """Store the digests of the secrets of a file that is about to be used.
+
+    Returns the paths of secrets that have changed.
+    """
     key = _key(make=True)
     if key is None:
         return []
@@ -78,8 +81,8 @@ def with_restart_hint(
     if not names:
         return error.text
     return (
-        f"{error.text}. The file takes {', '.join(names)} from the environment: after a correction there, restart the "
-        "process that has it (`deltaforge dev`, Dagster's code server)"
+        f"{error.text}. The file takes {', '.join(names)} from the environment: after a correction "
+        "there, restart the process that has it (`deltaforge dev`, Dagster's code server)"
     )
 
 

@@ -28,41 +28,93 @@ _RELOADED = (
 _ASSET = "Dagster shows it when it has reloaded the file"
 
 _CONSEQUENCES = (
-    ("spec.source.type", "positions of the other source are not valid here: give the pipeline another name, or start over with `deltaforge checkpoint reset PIPELINE --all`"),
+    (
+        "spec.source.type",
+        (
+            "positions of the other source are not valid here: give the pipeline another name, or "
+            "start over with `deltaforge checkpoint reset PIPELINE --all`"
+        ),
+    ),
     ("spec.source.config.id", "events captured after the change have other ids"),
-    ("spec.source.config.dsn", "if this is another server or database, and not only another address, a run continues only where that is safe; otherwise it ends with the reason"),
+    (
+        "spec.source.config.dsn",
+        (
+            "if this is another server or database, and not only another address, a run continues "
+            "only where that is safe; otherwise it ends with the reason"
+        ),
+    ),
     ("spec.source.config.outbox", "decides which later changes are outbox events"),
-    ("spec.source.config.snapshot", "decides when tables are read from now on; `initial` has no effect once the pipeline has begun"),
+    (
+        "spec.source.config.snapshot",
+        (
+            "decides when tables are read from now on; `initial` has no effect once the pipeline "
+            "has begun"
+        ),
+    ),
     ("spec.source.config.start_position", _STARTED),
     ("spec.engine.checkpoint.seed", _STARTED),
-    ("spec.engine.values", "applies to changes captured from now on; the journal and the sinks keep the old form"),
-    ("spec.engine.columns", "applies to changes captured from now on; the journal and the sinks keep what they have"),
-    ("spec.engine.schemas", "applies to later changes of table definitions; with `continue`, changes that wait for approval are delivered"),
+    (
+        "spec.engine.values",
+        "applies to changes captured from now on; the journal and the sinks keep the old form",
+    ),
+    (
+        "spec.engine.columns",
+        "applies to changes captured from now on; the journal and the sinks keep what they have",
+    ),
+    (
+        "spec.engine.schemas",
+        (
+            "applies to later changes of table definitions; with `continue`, changes that wait for "
+            "approval are delivered"
+        ),
+    ),
     ("spec.engine.dagster.freshness", "applies from the sensor's next check of the sinks"),
     ("spec.engine.dagster", _RELOADED),
-    ("spec.engine.alerts", f"applies from the sensor's next evaluation; if no pipeline had a hook before, it {_RELOADED}"),
-    ("spec.commit_policy", "decides from the next run which part of its log the source may discard"),
+    (
+        "spec.engine.alerts",
+        (
+            "applies from the sensor's next evaluation; if no pipeline had a hook before, it "
+            f"{_RELOADED}"
+        ),
+    ),
+    (
+        "spec.commit_policy",
+        "decides from the next run which part of its log the source may discard",
+    ),
     ("spec.journal", "applies to messages that cannot be delivered from now on"),
-    ("metadata.tenant", "is part of the idempotency keys of later events: consumers that deduplicate by key take repeated events for new ones"),
+    (
+        "metadata.tenant",
+        (
+            "is part of the idempotency keys of later events: consumers that deduplicate by key "
+            "take repeated events for new ones"
+        ),
+    ),
     ("metadata", f"is displayed only; in Dagster it {_RELOADED}"),
     ("", NEXT_RUN),
-)  # fmt: skip
+)
 """Path prefixes and consequences; the first match counts.
 
 A kind of source adds its own (`SourceType.consequences`).
 """
 
 _ELSEWHERE = "messages after the checkpoint go there; delivered messages stay where they are"
-_NEW_FORM = "later messages have the new form; `deltaforge replay` sends delivered ranges again in the new form"
+_NEW_FORM = (
+    "later messages have the new form; `deltaforge replay` sends delivered ranges again in the new "
+    "form"
+)
 _OF_SINKS = {
-    "type": "another kind of server with the same checkpoint: it gets the changes after it, and none before it",
+    "type": "another kind of server with the same checkpoint: it gets the changes after it, and "
+    "none before it",
     **dict.fromkeys(
         ["envelope", "encoding", "filter", "skipped_operations", "key_updates"], _NEW_FORM
     ),
-    "encoding.schema_registry_url": "later messages have the ids of that registry, so consumers must ask it; schemas are registered there when they are needed",
-    "encoding.subject_strategy": "schemas are registered under the new subjects when later messages need them; messages stay as they are",
+    "encoding.schema_registry_url": "later messages have the ids of that registry, so consumers "
+    "must ask it; schemas are registered there when they are needed",
+    "encoding.subject_strategy": "schemas are registered under the new subjects when later "
+    "messages need them; messages stay as they are",
     **dict.fromkeys(["encoding.username", "encoding.password", "encoding.ca_file"], NEXT_RUN),
-    "key": "later messages have other keys: order per key is kept before the change and after it, not across it",
+    "key": "later messages have other keys: order per key is kept before the change and after it, "
+    "not across it",
     "exactly_once": "applies from the next batch, which begins at the checkpoint",
     "required": "decides from the next run which part of its log the source may discard",
     "start": "has no effect any more: the sink has a checkpoint",
@@ -107,8 +159,8 @@ class Standing:
             return "begins with changes captured after it was added"
         if start == "snapshot":
             return (
-                "begins with changes captured after it was added, and a snapshot brings it the rows "
-                "that exist already"
+                "begins with changes captured after it was added, and a snapshot brings it the "
+                "rows that exist already"
             )
         if attached and start is None:
             last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))
@@ -197,16 +249,16 @@ def _of_tables(before: Sequence[str], after: Sequence[str]) -> str:
         )
     if fewer:
         consequences.append(
-            f"{fewer}: captured from now on only if another pattern matches; changes in the journal "
-            "are still delivered"
+            f"{fewer}: captured from now on only if another pattern matches; changes in the "
+            "journal are still delivered"
         )
     return "; ".join(consequences) or "the order of patterns has no effect"
 
 
 def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[SpecChange]:
     consequence = (
-        "segments that were not processed yet go through the new chain; processed and "
-        "delivered messages stay unchanged (`deltaforge preview` compares, `replay --reprocess` sends again)"
+        "segments that were not processed yet go through the new chain; processed and delivered "
+        "messages stay unchanged (`deltaforge preview` compares, `replay --reprocess` sends again)"
     )
     old, new = ({block["id"]: block for block in chain} for chain in (before, after))
     for name in dict.fromkeys([*old, *new]):
@@ -245,7 +297,8 @@ def _of_sinks(
             yield SpecChange(f"spec.sinks[{name}]", "renamed", former, name, text)
     for name in gone.values():
         text = (
-            "gets no more changes; its checkpoint is dropped, and the journal keeps nothing for it; "
+            "gets no more changes; its checkpoint is dropped, and the journal keeps nothing for "
+            "it; "
             f"{_ASSET}"
         )
         yield SpecChange(f"spec.sinks[{name}]", "removed", old[name]["type"], None, text)

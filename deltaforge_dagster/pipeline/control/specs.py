@@ -40,7 +40,10 @@ class NotedSpec:
 
 
 def note_spec(store: StateStore, loaded: LoadedPipeline) -> None:
-    """Store a spec that is about to be used; written only if it is new or a Python function's source changed."""
+    """Store a spec that is about to be used.
+
+    It is written only if it is new or the source of a Python function has changed.
+    """
     specs = _specs(store, loaded.name)
     noted = {"content": kept_form(loaded.spec), "parts": asdict(code_parts(loaded.spec))}
     text = json.dumps(noted).encode()
@@ -49,7 +52,10 @@ def note_spec(store: StateStore, loaded: LoadedPipeline) -> None:
 
 
 def kept_form(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a spec as it is stored: scripts, which may contain values of environment variables, as hashes."""
+    """Return a spec as it is stored: with scripts as hashes.
+
+    Scripts may contain values of environment variables.
+    """
     content = spec.masked()
     for processor in content["spec"]["processors"]:
         if "inline" in processor:
@@ -98,7 +104,10 @@ def former_pipeline(store: StateStore, broken: BrokenPipeline) -> FormerPipeline
 
 
 def last_spec(store: StateStore, row: PipelineRow) -> PipelineSpec | None:
-    """Return the spec that a pipeline last used, secrets masked; None if it is unknown, as for `former_pipeline`."""
+    """Return the spec that a pipeline last used, secrets masked.
+
+    Returns None if it is unknown, as for `former_pipeline`.
+    """
     noted = noted_spec(store, row.name, row.spec_hash)
     return None if noted is None else _spec_of(noted)
 
@@ -116,7 +125,7 @@ class RangeVersions:
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self._store = store
         self._pipeline = pipeline
-        self._known: dict[str, CodeParts | None] = {}
+        self._parts_by_hash: dict[str, CodeParts | None] = {}
         row = store.pipelines.get(pipeline)
         self._today = None if row is None else self._parts(row.spec_hash)
 
@@ -146,10 +155,10 @@ class RangeVersions:
         return chain_part(hashes)
 
     def _parts(self, spec_hash: str) -> CodeParts | None:
-        if spec_hash not in self._known:
+        if spec_hash not in self._parts_by_hash:
             noted = noted_spec(self._store, self._pipeline, spec_hash)
-            self._known[spec_hash] = None if noted is None else noted.parts
-        return self._known[spec_hash]
+            self._parts_by_hash[spec_hash] = None if noted is None else noted.parts
+        return self._parts_by_hash[spec_hash]
 
 
 def _specs(store: StateStore, pipeline: str) -> Kv:

@@ -1,6 +1,7 @@
-"""Find out whether a pipeline needs a run; the sensor asks this, with short timeouts and without reading data.
+"""Find out whether a pipeline needs a run.
 
-A run is started if and only if nobody holds the lease and one of these is true:
+The sensor asks this, with short timeouts and without reading data. A run is started if and only if
+nobody holds the lease and one of these is true:
 
 - a range is open, because a run was killed;
 - a sink is behind, is not paused, and its back-off has passed;
@@ -86,7 +87,9 @@ class NoWork:
 
 
 def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
-    """Make the pipeline known to the store (`note_pipeline`), with what it cannot share; return its row.
+    """Make the pipeline known to the store (`note_pipeline`), and return its row.
+
+    Also claims what the pipeline cannot share with others.
 
     Raises:
         SpecError: Another pipeline owns some of that.
@@ -295,7 +298,10 @@ def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
 
 
 def chunks_read(store: StateStore, pipeline: str) -> Work | None:
-    """Return work if chunks of a snapshot wait to be merged; those of tables with a hold do not count."""
+    """Return work if chunks of a snapshot wait to be merged.
+
+    Chunks of tables with a hold do not count.
+    """
     snapshot = store.snapshots.unfinished(pipeline)
     if snapshot is None:
         return None
@@ -370,7 +376,10 @@ def _unsensed(store: StateStore, loaded: LoadedPipeline) -> Work | None:
 
 
 def sensing_behind(store: StateStore, loaded: LoadedPipeline) -> int:
-    """Return how many segments of the journal are ready to be sensed and are not; 0 without sensing."""
+    """Return how many segments of the journal are ready to be sensed and are not.
+
+    Returns 0 without sensing.
+    """
     options = loaded.spec.spec.schema_sensing
     progress = store.sensing.progress(loaded.name) if options and options.enabled else None
     if progress is None:

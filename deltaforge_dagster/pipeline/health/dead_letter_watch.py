@@ -1,4 +1,4 @@
-"""Watch the queue of dead letters during a run: warn when it fills up, drop entries that are too old."""
+"""Watch the queue of dead letters during a run: warn when it fills up, drop entries by age."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DeadLetterWatch:
         self._lease = lease
         self._warn = warn
         self._next_look = time.monotonic() + _FIRST_SECONDS
-        self._said: Level | None = None
+        self._warned_level: Level | None = None
         self._lost: int | None = None
 
     def poll(self) -> None:
@@ -60,14 +60,14 @@ class DeadLetterWatch:
             self._lease.write(lambda writer: writer.dead_letters.expire(age))
         depth = self._store.dead_letters.depth(self._pipeline)
         full = saturation(depth, self._options.dlq.max_entries)
-        if full is not None and full[0] != self._said:
+        if full is not None and full[0] != self._warned_level:
             self._warn(f"{self._pipeline}: {full[1]} ({full[0]})")
-        self._said = None if full is None else full[0]
+        self._warned_level = None if full is None else full[0]
         lost = depth.evicted + depth.rejected + depth.expired
         if self._lost is not None and lost > self._lost:
             self._warn(
-                f"{self._pipeline}: {lost - self._lost} dead letters were lost to the queue's limits "
-                f"lately; so far {depth.evicted} were dropped for newer ones, {depth.rejected} "
-                f"rejected, {depth.expired} dropped for their age"
+                f"{self._pipeline}: {lost - self._lost} dead letters were lost to the queue's "
+                f"limits lately; so far {depth.evicted} were dropped for newer ones, "
+                f"{depth.rejected} rejected, {depth.expired} dropped for their age"
             )
         self._lost = lost

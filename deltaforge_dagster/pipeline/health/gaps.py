@@ -83,7 +83,7 @@ def sinks_that_lack(
         options = f"--tables {','.join(reads[0])} --sinks {','.join(sorted(reads[1]))}"
         remedy.insert(0, f"deltaforge snapshot start {name} {options}")
     for number, (gap, sinks) in enumerate(lacking):
-        text = f"{_what(gap)}; this concerns {', '.join(sinks)}"
+        text = f"{_description(gap)}; this concerns {', '.join(sinks)}"
         text += f" (if nobody needs them there: deltaforge acknowledge {name} --tables {gap.table})"
         yield Lack(gap, text, () if number else tuple(remedy))
 
@@ -108,13 +108,16 @@ def _loaded(
     )
 
 
-def _what(gap: Gap) -> str:
+def _description(gap: Gap) -> str:
     until = _time(gap.until)
     if gap.cause == "new":
         return f"rows written before {until} were not captured, when the log got the table"
     since = "an unknown time" if gap.since is None else _time(gap.since)
     if gap.cause == "away":
-        return f"rows written between {since} and {until} were not captured, because the log did not have the table"
+        return (
+            f"rows written between {since} and {until} were not captured, because the log did not "
+            "have the table"
+        )
     text = f"the table was dropped and another one made between {since} and {until}"
     if gap.whole:
         return f"{text}: the log does not say that the rows of the former are gone"

@@ -154,8 +154,8 @@ def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Heal
             return _with_note(_health(store, row, last), note)
     if row is None and isinstance(pipeline, LoadedPipeline):
         never = (
-            "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is running that "
-            f"does not reload by itself, {_RELOAD}"
+            "nothing has worked on it yet: neither a sensor nor `deltaforge run`. If a Dagster is "
+            f"running that does not reload by itself, {_RELOAD}"
         )
         since = _changed_at(pipeline)
         return Health(
@@ -288,7 +288,7 @@ def capture_failed(
     subject = _subject(error)
     if by == "tick" and recorded is not None and recorded.by == "run":
         same = recorded.subject == subject and recorded.next_attempt_at is not None
-        if not (same or _passes(recorded)):
+        if not (same or _is_ended_by_tick(recorded)):
             return
     since = recorded.since if recorded is not None and recorded.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
@@ -302,7 +302,7 @@ def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> N
     """Record that a run reads the log, or that a tick could use the source."""
     row = store.pipelines.get(name)
     failure = None if row is None else failure_of(row)
-    if failure is not None and (by == "run" or failure.by == "tick" or _passes(failure)):
+    if failure is not None and (by == "run" or failure.by == "tick" or _is_ended_by_tick(failure)):
         store.pipelines.set_failure(name, None)
 
 
@@ -310,12 +310,15 @@ def source_answers(store: StateStore, name: str) -> None:
     """Record that the source answers queries, so that an outage is over."""
     row = store.pipelines.get(name)
     failure = None if row is None else failure_of(row)
-    if failure is not None and _passes(failure):
+    if failure is not None and _is_ended_by_tick(failure):
         store.pipelines.set_failure(name, None)
 
 
 def note_findings(store: StateStore, name: str, findings: Sequence[Finding]) -> None:
-    """Record that the source answered, and what it lacks; a finding that persists keeps its `since`."""
+    """Record that the source answered, and what it lacks.
+
+    A finding that persists keeps its `since`.
+    """
     row = store.pipelines.get(name)
     if row is None:
         return
@@ -354,13 +357,19 @@ def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
 
 
 def note_broken(store: StateStore, name: str) -> None:
-    """Record that a file cannot be loaded, unless that is recorded since the last tick that could use it."""
+    """Record that a file cannot be loaded.
+
+    Does nothing if that is recorded since the last tick that could use the file.
+    """
     if _noted_broken(store, name, store.pipelines.get(name)) is None:
         store.pipelines.note_since(name, FILE_BROKEN)
 
 
 def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> float | None:
-    """Return when a tick first found that a file cannot be loaded; None if a tick has used the file since."""
+    """Return when a tick first found that a file cannot be loaded.
+
+    Returns None if a tick has used the file since.
+    """
     noted = store.pipelines.since(name, FILE_BROKEN)
     used = None if row is None else row.ticked_at
     return None if noted is None or (used is not None and used > noted) else noted
@@ -381,7 +390,7 @@ def _broken_since(
 
 
 def _changed_at(pipeline: LoadedPipeline | BrokenPipeline) -> float | None:
-    """Return when a pipeline's file was last changed; None if it has none, or if the file is gone."""
+    """Return when a pipeline's file was last changed, None if it has none or the file is gone."""
     with contextlib.suppress(OSError):
         return None if pipeline.path is None else pipeline.path.stat().st_mtime
     return None
@@ -391,13 +400,15 @@ def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
     return "journal" if isinstance(error, StoreUnavailable | JournalDamaged) else "source"
 
 
-def _passes(failure: Failure) -> bool:
+def _is_ended_by_tick(failure: Failure) -> bool:
     """Whether a tick that can use the source shows that a failure is over."""
     return failure.next_attempt_at is not None and failure.subject == "source"
 
 
 def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return sinks by their error, each error once: a server that is down fails every sink that it has.
+    """Return sinks by their error, each error once.
+
+    A server that is down fails every sink that it has.
 
     Args:
         errors: The error of each sink.
@@ -408,7 +419,7 @@ def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
     return sinks
 
 
-def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
+def _merged(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     """Return problems with each text once.
 
     Sinks that fail for the same reason become one problem. A problem whose text is the end of
@@ -428,8 +439,8 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
             merged[key] = replace(
                 earlier,
                 subject=subject,
-                since=_first(earlier.since, problem.since),
-                next_attempt_at=_first(earlier.next_attempt_at, problem.next_attempt_at),
+                since=_earliest(earlier.since, problem.since),
+                next_attempt_at=_earliest(earlier.next_attempt_at, problem.next_attempt_at),
             )
     distinct = merged.values()
     return [
@@ -442,7 +453,7 @@ def _once(problems: Iterable[HealthProblem]) -> list[HealthProblem]:
     ]
 
 
-def _first(left: float | None, right: float | None) -> float | None:
+def _earliest(left: float | None, right: float | None) -> float | None:
     return min((time for time in (left, right) if time is not None), default=None)
 
 
@@ -461,7 +472,7 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
     log, early = store.pipelines.source_log(row.name), store.pipelines.early_confirmation(row.name)
     other_problems += [*_source_log(row.name, log, early), *_journal(store, row, spec)]
     problems = sorted(
-        _once([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
+        _merged([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
     )
     return Health(
         "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
@@ -506,8 +517,8 @@ def _capture(
         yield HealthProblem(
             "sensor",
             "error",
-            "nothing works on it: no run, and no tick of its sensor; is Dagster's daemon at work, and "
-            "the sensor switched on?",
+            "nothing works on it: no run, and no tick of its sensor; is Dagster's daemon at work, "
+            "and the sensor switched on?",
             ("deltaforge dev",),
             silent,
         )
@@ -523,8 +534,9 @@ def _source_log(
         yield HealthProblem(
             "confirm",
             "warning",
-            f"the source's log is confirmed up to what the journal has, because {early.why}: until sinks have caught up, "
-            f"only the journal has what they lack (if it is lost: deltaforge recover {pipeline})",
+            f"the source's log is confirmed up to what the journal has, because {early.why}: until "
+            "sinks have caught up, only the journal has what they lack "
+            f"(if it is lost: deltaforge recover {pipeline})",
             since=early.since,
         )
 
@@ -545,8 +557,8 @@ def _danger(log: SourceLog) -> str | None:
     captured = (log.unconfirmed or 0) - (log.bytes or 0)
     why = "not captured yet" if captured < log.retained / 2 else "captured, but not delivered yet"
     return (
-        f"the server retains {size(log.retained)} of log for it, most of it {why}, and retains at most "
-        f"{size(log.limit)} ({log.limited_by}){left}"
+        f"the server retains {size(log.retained)} of log for it, most of it {why}, and retains at "
+        f"most {size(log.limit)} ({log.limited_by}){left}"
     )
 
 
@@ -570,13 +582,14 @@ def _journal(
         yield HealthProblem(
             "journal room",
             "warning",
-            f"the journal has about {size(lacking)} that sinks lack, of at most {size(limit)} (engine.journal.max_bytes); when it is full, "
-            "optional sinks are detached, or capture pauses and the source retains its log",
+            f"the journal has about {size(lacking)} that sinks lack, of at most {size(limit)} "
+            "(engine.journal.max_bytes); when it is full, optional sinks are detached, or capture "
+            "pauses and the source retains its log",
         )
 
 
 def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[HealthProblem]:
-    """Yield problems of Dagster: runs that it could not start, and a retention that does not run."""
+    """Yield problems of Dagster: runs it could not start, and a retention that does not run."""
     for launch in store.pipelines.launches(row.name):
         if row.want == "running" or launch.level == "warning":
             yield HealthProblem(launch.subject, launch.level, launch.text, since=launch.since)
@@ -585,8 +598,8 @@ def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[Health
         yield HealthProblem(
             "retention",
             "warning",
-            "the hourly job deltaforge_retention has not run for three hours, so what every sink has is not "
-            "deleted: is its schedule switched on, and do its runs succeed?",
+            "the hourly job deltaforge_retention has not run for three hours, so what every sink "
+            "has is not deleted: is its schedule switched on, and do its runs succeed?",
             since=awaited,
         )
 
@@ -633,7 +646,10 @@ def _delivery(
     yield from _gaps(store, row.name, spec, checkpoints)
     for hold in store.holds.read(row.name):
         if hold.state != "journaled":
-            text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
+            text = (
+                f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; "
+                f"{hold.reason}"
+            )
             yield HealthProblem(
                 "holds", "error", text, (f"deltaforge hold list {row.name}",), hold.since
             )
@@ -664,9 +680,10 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
         columns = histories[table].names_now(stored.write.lacking)
         if columns:
             text = (
-                f"rows of {'.'.join(stored.write.destination)} that were there when the source's table got "
-                f"{'column' if len(columns) == 1 else 'columns'} {', '.join(columns)}, or another type for it, have null or "
-                "their former values there: what the source gave them is not in its log"
+                f"rows of {'.'.join(stored.write.destination)} that were there when the source's "
+                f"table got {'column' if len(columns) == 1 else 'columns'} {', '.join(columns)}, "
+                "or another type for it, have null or their former values there: what the source "
+                "gave them is not in its log"
             )
             command = f"deltaforge resync {pipeline} --sink {stored.sink} --tables {table}"
             yield HealthProblem(

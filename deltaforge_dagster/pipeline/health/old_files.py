@@ -35,10 +35,12 @@ def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
             yield Finding(
                 f"sink {stored.sink}",
                 "warning",
-                f"table {'.'.join(write.destination)} has files of an earlier release with timestamps as INT96 "
-                f"({', '.join(columns)}): where they are before 1678 or after 2262, readers other than Spark "
-                "(delta-rs, for one) read other times without an error",
-                f"deltaforge resync {loaded.name} --sink {stored.sink} --tables {'.'.join(write.source)}",
+                f"table {'.'.join(write.destination)} has files of an earlier release with "
+                f"timestamps as INT96 ({', '.join(columns)}): where they are before 1678 or after "
+                "2262, readers other than Spark (delta-rs, for one) read other times without an "
+                "error",
+                f"deltaforge resync {loaded.name} --sink {stored.sink} "
+                f"--tables {'.'.join(write.source)}",
             )
 
 

@@ -1,4 +1,4 @@
-"""Check the source every few seconds: does it answer, and will it send everything that must be captured?
+"""Check every few seconds that the source answers, and will send all that must be captured.
 
 While no run is active, the sensor's ticks do this (`inspect_source`), and also check whether the
 journal can be written; during a run, a thread of the run does it (`SourceWatch`). The findings are
@@ -108,7 +108,7 @@ class SourceWatch:
         self._seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
         self._build_source = build_source
         self._warn = warn
-        self._said: set[str] = set()
+        self._warned_texts: set[str] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=in_context(self._watch), name=f"source watch {loaded.name}", daemon=True
@@ -140,9 +140,9 @@ class SourceWatch:
 
     def _note(self, findings: list[Finding]) -> None:
         for finding in findings:
-            if finding.bad and finding.text not in self._said:
+            if finding.bad and finding.text not in self._warned_texts:
                 self._warn(finding.line)
-        self._said = {finding.text for finding in findings}
+        self._warned_texts = {finding.text for finding in findings}
         try:
             note_findings(self._store, self._name, findings)
         except Retryable as error:  # they are recorded at the next check

@@ -29,7 +29,10 @@ def split_by_delivery(
 
 
 def keeps_what_it_has(spec: PipelineSpec, sink_id: str) -> bool:
-    """Return whether a sink writes tables: they recognize what they have, so a replay would change nothing."""
+    """Return whether a sink writes tables.
+
+    These recognize what they have, so a replay would change nothing.
+    """
     kinds = [sink_types()[sink.type] for sink in spec.spec.sinks if sink.config.id == sink_id]
     return any(isinstance(kind, TableSinkType) for kind in kinds)
 

@@ -1,4 +1,6 @@
-"""Compare what two chains of processors make of the same rows: report which fields differ, not their values.
+"""Compare what two chains of processors make of the same rows.
+
+The report names the fields that differ, not their values.
 
 Events are matched by event id. Both sides are read in delivery order, a batch at a time, and a
 matched pair is discarded at once; only events that one side alone has had so far stay in memory.
@@ -106,7 +108,7 @@ class _Comparison:
     """A comparison in progress."""
 
     def __init__(self, sample: int, *, values: bool) -> None:
-        self._found = ReplayDifference()
+        self._difference = ReplayDifference()
         self._sample = sample
         self._values = values
         self._sampled: Counter[str] = Counter()
@@ -125,7 +127,7 @@ class _Comparison:
         self._one_sided("dropped", old)
         self._one_sided("added", new)
         self._count_moved()
-        return self._found
+        return self._difference
 
     def _settle(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Compare the events that are on both sides; return the unmatched events of each side."""
@@ -153,7 +155,7 @@ class _Comparison:
                 if which[name][number]
                 for path in _fields(name, before[name], after[name])
             ]
-            self._found.fields.setdefault(before["name"], Counter()).update(fields)
+            self._difference.fields.setdefault(before["name"], Counter()).update(fields)
             self._show("changed", after, fields, before, after)
 
     def _one_sided(self, kind: str, rows: pa.Table) -> None:
@@ -163,7 +165,7 @@ class _Comparison:
 
     def _count(self, kind: str, names: Iterable[str]) -> None:
         for name, count in Counter(names).items():
-            self._found.tables.setdefault(name, Counter())[kind] += count
+            self._difference.tables.setdefault(name, Counter())[kind] += count
 
     def _count_moved(self) -> None:
         """Count the matched events that now come after an event that they preceded."""
@@ -195,11 +197,14 @@ class _Comparison:
         }
         if self._values:
             shown |= {"recorded": _values(recorded), "made": _values(current)}
-        self._found.sample.append(shown)
+        self._difference.sample.append(shown)
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the compared columns, with the full names of tables, at least `_BATCH_ROWS` rows at a time."""
+    """Yield the compared columns, with full names of tables, in parts of `_BATCH_ROWS` or more.
+
+    The last part may have fewer rows.
+    """
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         plain = [batch.column(name).cast(_SCHEMA.field(name).type) for name in _READ]
@@ -226,7 +231,10 @@ def _differs(old: Any, new: Any) -> Mask:
 
 
 def _fields(column: str, old: Any, new: Any) -> list[str]:
-    """Return the fields that differ inside a column; the column's own name if it is no JSON object."""
+    """Return the fields that differ inside a column.
+
+    Returns the column's own name if it is no JSON object.
+    """
     whole = _SHOWN.get(column, column)
     if column not in _OBJECTS or old is None or new is None:
         return [whole]

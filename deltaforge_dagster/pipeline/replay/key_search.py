@@ -204,15 +204,15 @@ class _Sinks:
         """Return the state of a change at each sink (`Found.sinks`)."""
         output_ordinal: int | None = ordinal
         if segment.chain_hash:
-            output_ordinal = self._places(journal, segment).get(event_id)
+            output_ordinal = self._output_ordinals(journal, segment).get(event_id)
         return {
-            sink: self._one(checkpoint, segment.segment, output_ordinal, event_id)
+            sink: self._state_at(checkpoint, segment.segment, output_ordinal, event_id)
             if segment.is_for(sink)
             else "never"
             for sink, checkpoint in self._checkpoints.items()
         }
 
-    def _one(
+    def _state_at(
         self, checkpoint: CheckpointRow, segment: int, ordinal: int | None, event_id: str
     ) -> str:
         dead = self._dead.get((checkpoint.sink, event_id))
@@ -225,19 +225,19 @@ class _Sinks:
         reached = (checkpoint.segment, checkpoint.ordinal)
         if segment > checkpoint.whole_segment and (segment, ordinal) > reached:
             return "waiting" if checkpoint.attached else "detached"
-        for fate, runs in self._left(segment).get(checkpoint.sink, {}).items():
+        for fate, runs in self._fates(segment).get(checkpoint.sink, {}).items():
             if any(ordinal in run for run in runs):
                 return f"dead letter, {fate}"
         return "delivered"
 
-    def _left(self, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
-        """Return which changes of a segment left the queue of dead letters without being delivered."""
+    def _fates(self, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
+        """Return which changes of a segment left the dead-letter queue without being delivered."""
         if self._undelivered[0] != segment:
             self._undelivered = (segment, self._store.undelivered.read(self._pipeline, segment))
         return self._undelivered[1]
 
-    def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
-        """Return, by event id, the ordinals of a segment's events in the output of its processors."""
+    def _output_ordinals(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
+        """Return, by event id, the ordinals of a segment's events in its processors' output."""
         number, by_event = self._processed
         if number != segment.segment:
             by_event = {}

@@ -1,6 +1,6 @@
-"""The Spark job of a preview: runs a chain over segments, and compares its output with what is recorded.
+"""The Spark job of a preview: runs a chain over segments, and compares its output.
 
-Nothing is written: the output is compared batch by batch and discarded.
+The output is compared with what is recorded, batch by batch, and discarded: nothing is written.
 
 Workers import this module: it needs no Spark.
 """

@@ -1,4 +1,4 @@
-"""Run today's chain over captured segments, without changing the output that the journal has recorded.
+"""Run today's chain over captured segments, without changing the journal's recorded output.
 
 The new output is in journal files without a row in the state store: they are deleted as soon as
 their content was delivered, and those of a killed run are swept like any orphan.
@@ -61,12 +61,12 @@ class Reprocessing:
         """
         while segments:
             group = first_together(segments, _SEGMENTS_PER_JOB, self._max_bytes)
-            with self._made(group) as processed:
+            with self._processed(group) as processed:
                 yield processed
             segments = segments[len(group) :]
 
     @contextmanager
-    def _made(self, rows: Sequence[SegmentRow]) -> Iterator[list[SegmentRow]]:
+    def _processed(self, rows: Sequence[SegmentRow]) -> Iterator[list[SegmentRow]]:
         if not self._chain.processors:
             yield [replace(row, chain_hash="") for row in rows]
             return
@@ -87,14 +87,17 @@ class Reprocessing:
         subject = f"segments {rows[0].segment} to {rows[-1].segment}"
         outputs = processed_by(run_job(self._sessions, job, len(rows), len(rows), subject))
         try:
-            yield [_with(row, output).delivered for row, output in zip(rows, outputs, strict=True)]
+            yield [
+                _with_output(row, output).delivered
+                for row, output in zip(rows, outputs, strict=True)
+            ]
         finally:
             for output in outputs:
                 if output.path is not None:
                     self._journal.delete(output.path)
 
 
-def _with(row: SegmentRow, processed: Processed) -> SegmentRow:
+def _with_output(row: SegmentRow, processed: Processed) -> SegmentRow:
     return replace(
         row,
         chain_hash=processed.chain_hash,

@@ -1,4 +1,4 @@
-"""Record in the state store how a run's capture fares: that it fails, when it is retried, that it works again."""
+"""Record in the state store that a run's capture fails, when it is retried, that it works again."""
 
 from __future__ import annotations
 
@@ -24,23 +24,28 @@ class CaptureWatch:
     def __init__(self, store: StateStore, name: str) -> None:
         self._store = store
         self._name = name
-        self._said: Literal["nothing", "well", "trouble", "failed"] = "nothing"
+        self._recorded: Literal["nothing", "well", "trouble", "failed"] = "nothing"
         self._troubled_since: float | None = None
         self._attempt: float | None = None
 
     def poll(self, capture: Capture | None, *, over: bool = False) -> None:
-        """Record what has changed since the last call; `over`: the run ends, so brief errors are recorded, too."""
-        if capture is None or self._said == "failed":
+        """Record what has changed since the last call.
+
+        With `over`, the run ends, so brief errors are recorded, too.
+        """
+        if capture is None or self._recorded == "failed":
             return
         error = capture.error
         if error is None:
             self._troubled_since = None
-            if self._said == "trouble" or (self._said == "nothing" and self._works(capture)):
+            if self._recorded == "trouble" or (
+                self._recorded == "nothing" and self._works(capture)
+            ):
                 capture_works(self._store, self._name, "run")
-                self._said = "well"
+                self._recorded = "well"
         elif capture.failed:
             capture_failed(self._store, self._name, "run", error, None)
-            self._said = "failed"
+            self._recorded = "failed"
         else:
             self._trouble(capture, over=over)
 
@@ -53,7 +58,7 @@ class CaptureWatch:
         return failure is None or failure.subject == "source" or failure.next_attempt_at is None
 
     def _trouble(self, capture: Capture, *, over: bool) -> None:
-        """Record a retryable error once it has lasted for `_BRIEF_SECONDS`, and at each further attempt."""
+        """Record a retryable error once it lasts `_BRIEF_SECONDS`, and at each further attempt."""
         assert capture.error is not None
         now = time.monotonic()
         if self._troubled_since is None:
@@ -61,9 +66,9 @@ class CaptureWatch:
         if now - self._troubled_since < _BRIEF_SECONDS and not over:
             return
         attempt = capture.next_attempt_at
-        if self._said == "trouble" and attempt == self._attempt:
+        if self._recorded == "trouble" and attempt == self._attempt:
             return
         left = max(0.0, attempt - now)
         at = self._store.now() + left
         capture_failed(self._store, self._name, "run", capture.error, at)
-        self._said, self._attempt = "trouble", attempt
+        self._recorded, self._attempt = "trouble", attempt

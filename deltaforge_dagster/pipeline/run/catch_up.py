@@ -33,7 +33,7 @@ def catch_up(
     run_id: str,
     observer: Observer,
 ) -> int:
-    """Deliver to one sink what it lacks up to the segment `until`; return the number of messages sent.
+    """Deliver to one sink what it lacks up to segment `until`; return how many messages were sent.
 
     Raises:
         NotAllowed: A run is working on the pipeline, or the sink is paused or detached.

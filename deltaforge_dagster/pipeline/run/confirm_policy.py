@@ -25,7 +25,10 @@ from deltaforge_dagster.state.records import (
 )
 
 _DEFAULT_SHARE = 0.25
-"""The part of the server's limit above which the log is confirmed early, unless the file says otherwise."""
+"""The part of the server's limit above which the log is confirmed early.
+
+The pipeline file may say otherwise.
+"""
 
 _DEFAULT_BYTES = 10 << 30
 """The retained bytes above which the log is confirmed early, if the server has no limit."""
@@ -36,7 +39,7 @@ _DECIDE_SECONDS = 1.0
 
 
 class ConfirmPolicy:
-    """Decides whether the source may discard what the journal has, although it is not delivered yet.
+    """Decides whether the source may discard what is journaled but not delivered yet.
 
     Args:
         loaded: The pipeline file.
@@ -57,7 +60,9 @@ class ConfirmPolicy:
     def confirms_early(
         self, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
     ) -> bool:
-        """Return whether the log is confirmed up to what the journal has; decide it again every second.
+        """Return whether the log is confirmed up to what the journal has.
+
+        This is decided again every second.
 
         Raises:
             LeaseLost: The lease is gone.
@@ -76,13 +81,13 @@ class ConfirmPolicy:
             return
         lacking = store.segments.read(pipeline.name, first=awaited, limit=1)
         behind = store.now() - lacking[0].created_at if lacking else 0.0
-        why = self._why(pipeline.name, behind)
+        why = self._reason(pipeline.name, behind)
         if self._early is None and why is not None:
             self._set(EarlyConfirmation(store.now(), why))
         elif why is None and behind < _CAUGHT_UP_SECONDS:
             self._set(None)
 
-    def _why(self, name: str, behind: float) -> str | None:
+    def _reason(self, name: str, behind: float) -> str | None:
         """Return why the log should be confirmed early from now on; None if it should not."""
         log = self._run.store.pipelines.source_log(name)
         if (

@@ -146,7 +146,7 @@ class RunEnd:
         return not capture.in_transaction and capture.has_read
 
     def _head(self) -> Position | None:
-        """Return the head of the source; None if nothing is captured or the source refuses to tell it.
+        """Return the head of the source, None if nothing is captured or the source refuses.
 
         Raises:
             Retryable: The source cannot be reached now.

@@ -78,8 +78,9 @@ def prepare(spec: PipelineSpec, tell: Callable[[str], None]) -> None:
     missing = [name for name in kernels_of(spec) if not is_ready(name)]
     for number, name in enumerate(missing, 1):
         tell(
-            f"compiles the kernels of {name} ({number} of {len(missing)}), once for this version of deltaforge on this "
-            "machine, which takes a minute or two in all (`deltaforge warm` does it beforehand)"
+            f"compiles the kernels of {name} ({number} of {len(missing)}), once for this version "
+            "of deltaforge on this machine, which takes a minute or two in all "
+            "(`deltaforge warm` does it beforehand)"
         )
         make_ready(name)
 

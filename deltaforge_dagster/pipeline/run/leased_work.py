@@ -171,7 +171,9 @@ class LeasedWork:
         self._observer.warn(f"sink {sink_id} is {why}")
 
     def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
-        """Set the start position if there is none; ask the source for its head only if that is the goal.
+        """Set the start position if there is none.
+
+        The source is asked for its head only if that is the goal.
 
         Raises:
             DeltaforgeError: The source cannot be used; this is recorded as if a tick had found it.

@@ -1,4 +1,4 @@
-"""A live run: one process that holds the lease of a pipeline, and the threads that capture and deliver.
+"""A live run: one process that holds a pipeline's lease, and threads that capture and deliver.
 
 ::
 
@@ -65,7 +65,10 @@ class LiveRun:
         return None if self._work is None else self._work.interrupted
 
     def request_end(self, reason: str = "asked") -> None:
-        """Ask the run to close its range and end; may be called from any thread or signal handler."""
+        """Ask the run to close its range and end.
+
+        Any thread or signal handler may call this.
+        """
         self._asked_to_end = self._asked_to_end or reason
 
     def execute(self) -> RunOutcome:
@@ -109,7 +112,8 @@ class LiveRun:
 
     def _begin_work(self, lease: HeldLease) -> LeasedWork:
         with interrupted_afterwards():
-            from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - takes seconds, so not before the lease
+            # Takes seconds, so not before the lease.
+            from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - slow
 
         run = LeasedRun(self._store, self._context.journal, lease, self._observer.warn)
         self._work = leased_work.LeasedWork(
@@ -118,7 +122,10 @@ class LiveRun:
         return self._work
 
     def _check_desired_state(self) -> None:
-        """After each renewal: request the end if the desired state or the pipeline file has changed, or the file is gone."""
+        """After each renewal, request the end if the desired state or the file has changed.
+
+        The end is requested, too, if the pipeline file is gone.
+        """
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipelines.get(self._loaded.name)
             if row is not None and row.want != self._want:

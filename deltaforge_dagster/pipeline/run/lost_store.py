@@ -31,8 +31,8 @@ def refuse_lost_store(store: StateStore, journal: Journal, pipeline: str) -> Non
     if others:
         folders = ", ".join(mask(f"{journal.url}/{folder}") for folder in others)
         raise NotAllowed(
-            f"{pipeline}: the journal has segments that this state store knows nothing of ({folders}): "
-            "the store was lost, or is another one. Bring it back: deltaforge state restore FILE "
-            "--force. Without a copy, what sinks had not got by then is lost to them: take that "
-            "folder away, and the pipeline begins as a new one"
+            f"{pipeline}: the journal has segments that this state store knows nothing of "
+            f"({folders}): the store was lost, or is another one. Bring it back: "
+            "deltaforge state restore FILE --force. Without a copy, what sinks had not got by then "
+            "is lost to them: take that folder away, and the pipeline begins as a new one"
         )

@@ -1,4 +1,4 @@
-"""Log one line a minute about a live run: how much it did, how fast, and how far sinks are behind."""
+"""Log one line a minute about a live run: how much it did, how fast, how far sinks are behind."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class RunSummary:
         self._pipeline = pipeline
         self._deliverers = deliverers
         self._seconds = seconds
-        self._said_at = time.monotonic()
-        self._said = _RunCounts(0, 0, {})
+        self._reported_at = time.monotonic()
+        self._reported = _RunCounts(0, 0, {})
 
     def poll(self, capture: Capture | None) -> None:
         """Write the line if it is due."""
-        if time.monotonic() - self._said_at >= self._seconds:
+        if time.monotonic() - self._reported_at >= self._seconds:
             self.report(capture)
 
     def report(self, capture: Capture | None) -> None:
         """Write the line now, unless nothing has happened."""
         now = time.monotonic()
-        seconds, self._said_at = max(now - self._said_at, 0.001), now
-        before = self._said
+        seconds, self._reported_at = max(now - self._reported_at, 0.001), now
+        before = self._reported
         rows, segments = (0, 0) if capture is None else (capture.rows, capture.segments)
-        self._said = counts = _RunCounts(rows, segments, self._deliverers.sent)
+        self._reported = counts = _RunCounts(rows, segments, self._deliverers.sent)
         events, batches = counts.rows - before.rows, counts.segments - before.segments
         sent = {sink: count - before.sent.get(sink, 0) for sink, count in counts.sent.items()}
         lag = self._lag()

@@ -135,9 +135,9 @@ class SchemaApproval:
         passing = ~np.logical_or.reduce([nothing, *chosen.values()])
         events: list[HeldEvent] = []
         for table, reason in self.kept.items():
-            kept = self._through(table, rows, chosen.get(table, nothing), ends, batch)
+            kept = self._next_rows(table, rows, chosen.get(table, nothing), ends, batch)
             events += [Waiting(table, reason, packed(part), part.num_rows) for part in kept]
-        passed = self._through(None, rows, passing, ends, batch)
+        passed = self._next_rows(None, rows, passing, ends, batch)
         for part in passed[:-1]:
             yield ChangeBatch(part, None)
         last = passed[-1] if passed else None
@@ -148,9 +148,9 @@ class SchemaApproval:
 
         It stops them before a version that waits for approval.
         """
-        return _Beside(registry, self) if self.pauses or self.kept else registry
+        return _RefusingRegistry(registry, self) if self.pauses or self.kept else registry
 
-    def _through(
+    def _next_rows(
         self,
         table: str | None,
         rows: pa.RecordBatch,
@@ -190,7 +190,7 @@ class SchemaApproval:
         return chosen
 
 
-class _Beside:
+class _RefusingRegistry:
     """A registry that refuses versions that wait for approval."""
 
     def __init__(self, registry: SourceNotes, approval: SchemaApproval) -> None:

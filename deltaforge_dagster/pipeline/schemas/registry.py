@@ -34,13 +34,13 @@ class FencedRegistry:
         self._lease = lease
         self._tenant = tenant
         self._pauses = pauses
-        self._known: set[int] = set()
+        self._noted_sequences: set[int] = set()
         if pauses:
             for history in store.schemas.histories(lease.pipeline):
                 self._note(history)
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register the version of a table that is in force from `position`, and return its stamp."""
+        """Register the version of a table that is in force from `position`; return its stamp."""
         return self._register(table, position, streamed=True)
 
     def register_read(self, table: TableSchema, position: Position) -> SchemaStamp:
@@ -94,7 +94,7 @@ class FencedRegistry:
                 self._tenant, table, position.to_json(), streamed=streamed, pause=self._pauses
             )
         )
-        if self._pauses and stamp.sequence not in self._known:
+        if self._pauses and stamp.sequence not in self._noted_sequences:
             self._note(self._store.schemas.history(self._lease.pipeline, table.full_name))
         return stamp
 
@@ -103,7 +103,7 @@ class FencedRegistry:
         pipeline = self._lease.pipeline
         for version in history.versions:
             sequence = version.stamp.sequence
-            self._known.add(sequence)
+            self._noted_sequences.add(sequence)
             if sequence in history.pending:
                 changes = ", ".join(map(str, changes_of(history, version)))
                 self.pending[sequence] = (

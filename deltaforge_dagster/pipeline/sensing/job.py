@@ -30,7 +30,10 @@ _COLUMNS: dict[str, pa.DataType] = {
     "text": pa.string(),
 }
 REPORT = pa.schema(_COLUMNS)
-"""One row for each table: its state, and the other fields of `Learned` as JSON; or one row with the error."""
+"""One row for each table: its state, and the other fields of `Learned` as JSON.
+
+After an error there is only one row, with the error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class SensingJob:
     states: Mapping[str, bytes]
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Examine the segments; Spark calls this in a job with a single task and a single input row.
+        """Examine the segments; Spark calls this in a job with one task and one input row.
 
         Yields:
             Columns of `REPORT`.

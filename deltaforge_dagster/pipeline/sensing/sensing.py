@@ -110,7 +110,8 @@ class Sensing:
         self._states: dict[str, bytes] = {}
         row = store.pipelines.get(self._pipeline)
         assert row is not None
-        self._done = row.next_segment - 1  # replaced by the recorded progress, if there is any
+        # Replaced by the recorded progress, if there is any.
+        self._last_examined = row.next_segment - 1
         self._thread = threading.Thread(
             target=in_context(self._run), name=f"sense {self._pipeline}", daemon=True
         )
@@ -169,19 +170,19 @@ class Sensing:
         """Load the findings and the progress; the first time, start with what this run captures."""
         progress = self._store.sensing.progress(self._pipeline)
         if progress is None:
-            self._lease.write(lambda writer: writer.sensing.note(Findings(self._done)))
+            self._lease.write(lambda writer: writer.sensing.note(Findings(self._last_examined)))
         else:
-            self._done = progress.segment
+            self._last_examined = progress.segment
         self._states = self._store.sensing.tables(self._pipeline)
 
     def _inspect_segments(self) -> bool:
         """Examine the next segments; return whether to continue without a pause."""
-        rows = self._segments.segments(first=self._done + 1, limit=_JOB_SEGMENTS + 1)
+        rows = self._segments.segments(first=self._last_examined + 1, limit=_JOB_SEGMENTS + 1)
         if not rows:
             return False
         taken = first_together(rows, _JOB_SEGMENTS, _JOB_BYTES)
         began = time.monotonic()
-        skipped = taken[0].segment - self._done - 1
+        skipped = taken[0].segment - self._last_examined - 1
         learned = self._learn(taken)
         seconds = time.monotonic() - began
         last = taken[-1].segment
@@ -194,7 +195,7 @@ class Sensing:
             tally=_tally(learned, seconds),
         )
         self._lease.write(lambda writer: writer.sensing.note(findings))
-        self._done = last
+        self._last_examined = last
         self._states |= findings.tables
         self._warned = None
         return len(taken) < len(rows) or self._ending.is_set()
@@ -249,7 +250,7 @@ class Sensing:
     def _versions_of(
         self, tables: Collection[str], fingerprints: Collection[str]
     ) -> dict[str, Versions]:
-        """Return the registered versions of some tables; reload them if a fingerprint is unknown."""
+        """Return the registered versions of some tables; reload if a fingerprint is unknown."""
         registered = {
             fingerprint for versions in self._versions.values() for fingerprint in versions
         }

@@ -31,7 +31,7 @@ View = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RequestedSchema:
     """A requested schema.
 
     Attributes:
@@ -82,7 +82,7 @@ def schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     Raises:
         NotAllowed: There is no such schema.
     """
-    requested = _found(store, loaded, table)
+    requested = _requested(store, loaded, table)
     null_rates = options_of(loaded).tracking.null_rates
     inside = [path for path in children(requested.schema.fields, ()) if path[-1] != ELEMENT]
     fields = [_field(requested.schema, path, null_rates=null_rates) for path in inside]
@@ -101,17 +101,19 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
         raise SensingDisabled(
             f"{loaded.name}: spec.schema_sensing.output.export_json_schema is false"
         )
-    requested = _found(store, loaded, table)
+    requested = _requested(store, loaded, table)
     return exported.json_schema(requested.name, requested.schema, output.json_schema_format)
 
 
 def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
-    """Return for each JSON object of a schema its stable fields, and whether its other keys are dynamic (data).
+    """Return the stable fields of each JSON object of a schema.
+
+    Also says for each object whether its other keys are dynamic (data).
 
     Raises:
         NotAllowed: There is no such schema.
     """
-    requested = _found(store, loaded, table)
+    requested = _requested(store, loaded, table)
     schema = requested.schema
     objects = [path for path, field in schema.fields.items() if field.counts[OBJECT]]
     return {
@@ -165,7 +167,7 @@ def drift(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
 
 
 def recent_drift(store: StateStore, loaded: LoadedPipeline, since: float) -> dict[str, list[str]]:
-    """Return, by `table.column`, the kinds of drift that were found since a time, seconds since 1970.
+    """Return, by `table.column`, the kinds of drift found since a time, in seconds since 1970.
 
     A column of the schema that no event had at all is listed as `missing_column`, whatever the
     time.
@@ -188,7 +190,7 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
     Raises:
         NotAllowed: There is no such schema.
     """
-    parts = _found(store, loaded, table).parts
+    parts = _requested(store, loaded, table).parts
     recorded = [
         evolution for part in parts for evolution in store.sensing.evolutions(loaded.name, part)
     ]
@@ -200,7 +202,10 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
 
 
 def _evolution(stored: View) -> View:
-    """Return a stored change with paths as the other views write them; stored ones begin with `$`."""
+    """Return a stored change with paths as the other views write them.
+
+    Stored paths begin with `$`.
+    """
     return stored | {"added": [without_root(text) for text in stored["added"]]}
 
 
@@ -218,15 +223,17 @@ def _schemas(
             yield key, table, schema
 
 
-def _found(store: StateStore, loaded: LoadedPipeline, table: str) -> _Found:
+def _requested(store: StateStore, loaded: LoadedPipeline, table: str) -> _RequestedSchema:
     options = options_of(loaded)
-    by_name: dict[str, _Found] = {}
+    by_name: dict[str, _RequestedSchema] = {}
     for name, sense in _tables(store, loaded).items():
         named = named_schemas(name, sense)
         if named and name not in named:
             rows = combined(options, sense.columns, sense.drift.analyzed)
-            by_name[name] = _Found(name, sense, rows, tuple(named))
-        by_name |= {key: _Found(key, sense, schema, (key,)) for key, schema in named.items()}
+            by_name[name] = _RequestedSchema(name, sense, rows, tuple(named))
+        by_name |= {
+            key: _RequestedSchema(key, sense, schema, (key,)) for key, schema in named.items()
+        }
     return by_name[_chosen(loaded, table, list(by_name))]
 
 

@@ -1,4 +1,4 @@
-"""Snapshots: tables are read in chunks while the log is captured, and the chunks are merged into the journal.
+"""Snapshots: chunks of tables are read while the log is captured, and merged into the journal.
 
 `read` plans chunks and has Spark's tasks (`read_job`) write staging files; `chunk_deduplicator`
 merges them into the journal, without the rows that changed since (`deduplicated_rows`) and with

@@ -50,7 +50,9 @@ Seal = Callable[[SegmentWriter, Sequence[tuple[ChunkRow, int]]], None]
 
 
 class ChunkDeduplicator:
-    """Merges the chunks of a snapshot into the journal during a run; used by the capture thread only.
+    """Merges the chunks of a snapshot into the journal during a run.
+
+    Only the capture thread uses it.
 
     Args:
         store: Lists the chunks.
@@ -161,18 +163,27 @@ class ChunkDeduplicator:
         writer.abort()
         for chunk, _ in taken:
             self._lease.write(
-                lambda writing, chunk=chunk: writing.snapshots.complete(chunk, segment=None, rows=0)  # type: ignore[misc]
+                lambda writing, chunk=chunk: writing.snapshots.complete(  # type: ignore[misc]
+                    chunk, segment=None, rows=0
+                )
             )
 
     def lose_positions(self) -> None:
         """Plan all waiting chunks again: after a failover their positions mean nothing."""
         self._load_chunks()
         for chunk in self._waiting:
-            self._lease.write(lambda writing, chunk=chunk: writing.snapshots.plan_again(chunk))  # type: ignore[misc]
+            self._lease.write(
+                lambda writing, chunk=chunk: writing.snapshots.plan_again(  # type: ignore[misc]
+                    chunk
+                )
+            )
         self._waiting = []
 
     def _load_chunks(self) -> None:
-        """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
+        """Load the chunks that were read, except those of held tables.
+
+        These wait until the hold ends.
+        """
         chunks: list[ChunkRow] = []
         snapshot = self._store.snapshots.unfinished(self._lease.pipeline)
         self._relocated_rows.poll(snapshot)
@@ -211,8 +222,8 @@ class ChunkDeduplicator:
             elif not _table(chunk).primary_key and any(self._not_visible(chunk, changed)):
                 self._give_up(
                     chunk,
-                    "the table has no key, so that nobody can tell what changed of it meanwhile: give "
-                    "it one, or let nobody write while it is read",
+                    "the table has no key, so that nobody can tell what changed of it meanwhile: "
+                    "give it one, or let nobody write while it is read",
                 )
             else:
                 yield chunk, changed
@@ -266,14 +277,16 @@ class ChunkDeduplicator:
         columns = [column.name for column in table.columns]
         for rows in self._journal.staged(chunk.path):
             if table.primary_key:
-                rows = deduplicated(rows, columns, self._not_visible(chunk, changed))  # noqa: PLW2901
+                rows = deduplicated(  # noqa: PLW2901
+                    rows, columns, self._not_visible(chunk, changed)
+                )
             if rows.num_rows:
                 writer.write(_stamped(rows, stamp))
 
     def _not_visible(
         self, chunk: ChunkRow, segments: Sequence[SegmentRow]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the captured changes of a chunk's table that its read could not see, in log order."""
+        """Yield, in log order, the changes of a chunk's table that its read could not see."""
         read_view = parse_read_view(chunk.sight or "")
         for segment in segments:
             for batch in self._journal.batches(segment, COLUMNS):

@@ -46,7 +46,7 @@ class Deduplication:
 
     def accept(self, changes: pa.RecordBatch) -> None:
         """Apply changes of the table that the read could not see; call in log order."""
-        if _is(changes, "t").any():
+        if _has_op(changes, "t").any():
             self._alive[:] = False
             return
         start: int | None = 0
@@ -146,6 +146,6 @@ def deduplicated(
     return deduplication.rows()
 
 
-def _is(rows: pa.RecordBatch, op: str) -> np.ndarray[Any, Any]:
+def _has_op(rows: pa.RecordBatch, op: str) -> np.ndarray[Any, Any]:
     mask = pc.equal(rows.column("op"), pa.scalar(op))
     return cast("np.ndarray[Any, Any]", mask.to_numpy(zero_copy_only=False))

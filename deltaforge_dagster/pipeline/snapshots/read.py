@@ -1,4 +1,4 @@
-"""Reading a snapshot: a run that plans its chunks and has Spark's tasks read them into staging files.
+"""Reading a snapshot: a run plans its chunks, and Spark's tasks read them into staging files.
 
 Such a run needs no lease, and several may work at the same time: the first result for a chunk
 counts (`state.snapshot_records`). A run that died leaves only orphaned files, and the next one
@@ -122,7 +122,7 @@ class SnapshotRun:
             raise NotAllowed(f"pipeline {self._name!r}: its source knows no snapshots")
         self._source = source
         try:
-            snapshot = self._begun()
+            snapshot = self._planned_snapshot()
             self._watermarks = [source.snapshots().watermark()]
             with self._context.replay_sessions() as sessions:
                 self._read(snapshot, sessions)
@@ -130,14 +130,15 @@ class SnapshotRun:
             source.close()
         return self._store.snapshots.read(self._name, newest=1)[0]
 
-    def _begun(self) -> SnapshotRow:
+    def _planned_snapshot(self) -> SnapshotRow:
         """Return the unfinished snapshot, with its chunks planned and the stream's start fixed."""
         pipeline = register(self._store, self._loaded)
         ensure_start(self._store, self._loaded, pipeline, self._source)
         snapshot = self._store.snapshots.unfinished(self._name)
         if snapshot is None:
             raise NotAllowed(
-                f"pipeline {self._name!r}: there is no unfinished snapshot (deltaforge snapshot start)"
+                f"pipeline {self._name!r}: there is no unfinished snapshot "
+                "(deltaforge snapshot start)"
             )
         if snapshot.state == "wanted":
             self._plan(snapshot)
@@ -146,7 +147,7 @@ class SnapshotRun:
     def _plan(self, snapshot: SnapshotRow) -> None:
         snapshots = self._source.snapshots()
         tables = list(snapshot.tables) or None
-        for finding in snapshots.preflight(tables, self._width):
+        for finding in snapshots.preflight(tables, self._max_tasks):
             if finding.level == "error":
                 raise SourceMisconfigured(f"pipeline {self._name!r}: {finding.text}")
             if finding.level == "warning":
@@ -160,7 +161,7 @@ class SnapshotRun:
         return self._options.max_parallel_chunks if self._options.intra_table_parallel else 1
 
     @property
-    def _width(self) -> int:
+    def _max_tasks(self) -> int:
         """How many tasks may run at a time."""
         return min(self._options.max_parallel_tables * self._per_table, _MOST_TASKS)
 
@@ -168,15 +169,15 @@ class SnapshotRun:
         running: dict[Future[list[tuple[int, WrittenChunk]]], _Task] = {}
         looked_at = float("-inf")
         with contextlib.ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(self._width, "snapshot"))
+            pool = stack.enter_context(ThreadPoolExecutor(self._max_tasks, "snapshot"))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            while self._goes_on(snapshot):
+            while self._is_unfinished(snapshot):
                 progress = self._store.snapshots.progress(self._name, snapshot.snapshot)
                 self._progress(progress)
                 staged = sum(table.staged_bytes for table in progress.values())
                 if staged < self._room and time.monotonic() - looked_at >= _TASKS_SECONDS:
                     looked_at = time.monotonic()
-                    for task in self._next(snapshot, list(running.values())):
+                    for task in self._next_tasks(snapshot, list(running.values())):
                         running[pool.submit(self._stage, sessions, snapshot, task)] = task
                 if not running:
                     if not any(True for _ in self._missing(snapshot)):
@@ -185,10 +186,10 @@ class SnapshotRun:
                     continue
                 done, _ = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
                 for future in done:
-                    self._ended(future, running.pop(future))
+                    self._handle_end(future, running.pop(future))
                     looked_at = float("-inf")
 
-    def _goes_on(self, snapshot: SnapshotRow) -> bool:
+    def _is_unfinished(self, snapshot: SnapshotRow) -> bool:
         """Return whether the snapshot is still unfinished; check its source every `GUARD_SECONDS`.
 
         Raises:
@@ -222,9 +223,9 @@ class SnapshotRun:
             if self._only is None or (chunk.table_name, chunk.number) in self._only:
                 yield chunk
 
-    def _next(self, snapshot: SnapshotRow, running: list[_Task]) -> list[_Task]:
+    def _next_tasks(self, snapshot: SnapshotRow, running: list[_Task]) -> list[_Task]:
         """Return the tasks to start in addition to the running ones."""
-        if len(running) >= self._width:
+        if len(running) >= self._max_tasks:
             return []
         taken = {(chunk.table_name, chunk.number) for task in running for chunk in task.chunks}
         tables: dict[str, deque[ChunkRow]] = {}
@@ -238,7 +239,7 @@ class SnapshotRun:
             read_now = {task.table for task in [*running, *tasks]}
             if table not in read_now and len(read_now) >= self._options.max_parallel_tables:
                 continue
-            for _ in range(min(free, self._width - len(running) - len(tasks))):
+            for _ in range(min(free, self._max_tasks - len(running) - len(tasks))):
                 if chunks:
                     part = [chunks.popleft() for _ in range(min(size, len(chunks)))]
                     tasks.append(_Task(table, part))
@@ -297,7 +298,7 @@ class SnapshotRun:
         if not noted and written.path is not None:
             self._context.journal.delete(written.path)
 
-    def _ended(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
+    def _handle_end(self, future: Future[list[tuple[int, WrittenChunk]]], task: _Task) -> None:
         """Handle the end of a task; a retryable error is raised only after several in a row."""
         try:
             future.result()
@@ -305,9 +306,9 @@ class SnapshotRun:
             self._failures += 1
             if self._failures > _FAILURES:
                 raise
-            self._watermarks[
-                1:
-            ] = []  # with an older watermark, the read need not wait for a transaction that a newer one includes
+            # With an older watermark, the read need not wait for a transaction that a newer one
+            # includes.
+            self._watermarks[1:] = []
             self._warn(f"{task.table}: {error}; it is read again")
             time.sleep(self._backoff.next_delay())
         else:

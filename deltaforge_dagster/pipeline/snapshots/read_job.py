@@ -123,7 +123,7 @@ class StageJob:
 
 
 def written_by(report: pa.Table) -> tuple[list[tuple[int, WrittenChunk]], DeltaforgeError | None]:
-    """Return the chunks that a task wrote, each with its index, and the error that stopped it, if any."""
+    """Return the chunks that a task wrote, with their indexes, and the error that stopped it."""
     written: list[tuple[int, WrittenChunk]] = []
     for row in report.to_pylist():
         if row["error"] is not None:

@@ -1,4 +1,6 @@
-"""Find rows that move between chunks while a snapshot is read, and read them again (`state.relocated_rows`).
+"""Find rows that move between chunks while a snapshot is read, and read them again.
+
+`state.relocated_rows` stores them.
 
 An update matters if it has missing columns (such as unchanged TOAST values) and may move its row
 from one chunk to another, and if a chunk that the row may have moved into is merged already, or is
@@ -72,7 +74,9 @@ class _WatchedTable:
 
 
 class RelocatedRows:
-    """Records the relocated rows that one run sees; used by its capture thread, as `ChunkDeduplicator` is.
+    """Records the relocated rows that one run sees.
+
+    Like `ChunkDeduplicator`, it is used by the run's capture thread.
 
     Args:
         store: Where they are recorded.
@@ -176,8 +180,8 @@ def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow)
         rounds = last.attempts + 1 if again else 0
         if rounds >= MAX_ROUNDS:
             problem = (
-                f"rows of {table} get other keys all the time, with updates that leave columns out: "
-                f"{len(keys)} of them were searched for {MAX_ROUNDS} times without success"
+                f"rows of {table} get other keys all the time, with updates that leave columns "
+                f"out: {len(keys)} of them were searched for {MAX_ROUNDS} times without success"
             )
             store.snapshots.cancel(pipeline, snapshot.snapshot, problem)
             return
@@ -192,7 +196,7 @@ def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow)
 
 
 def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:
-    """Yield the new keys of rows whose old key is in `wanted`, and follow further changes of them."""
+    """Yield the new keys of rows whose old key is in `wanted`; follow further changes of them."""
     for old, new in moves:
         if old in wanted:
             wanted.add(new)

@@ -33,7 +33,7 @@ def requested_snapshot(
     if pipeline.start_position is None:
         return None
     block = loaded.spec.spec.source.config.snapshot
-    if block is not None and _asks(store, loaded, newest):
+    if block is not None and _source_asks(store, loaded, newest):
         return store.snapshots.request(loaded.name, cause=block.mode)
     sinks = _sinks_that_ask(store, loaded)
     return store.snapshots.request(loaded.name, cause="sink", sinks=sinks) if sinks else None
@@ -49,7 +49,7 @@ def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bo
     snapshots = [] if store is None else store.snapshots.read(loaded.name)
     if snapshots and snapshots[0].state in ("wanted", "reading"):
         return True
-    return _asks(store, loaded, snapshots) or (
+    return _source_asks(store, loaded, snapshots) or (
         store is not None and bool(_sinks_that_ask(store, loaded))
     )
 
@@ -63,7 +63,9 @@ def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
     return [sink for sink in asking if sink in checkpoints and checkpoints[sink].snapshot_due]
 
 
-def _asks(store: StateStore | None, loaded: LoadedPipeline, snapshots: list[SnapshotRow]) -> bool:
+def _source_asks(
+    store: StateStore | None, loaded: LoadedPipeline, snapshots: list[SnapshotRow]
+) -> bool:
     block = loaded.spec.spec.source.config.snapshot
     if block is None or block.mode == "never":
         return False

@@ -304,7 +304,8 @@ def _parse(url: str) -> URL:
         raise SettingsError("the state URL names no SQLite file; write `memory` for one in memory")
     # The URL may contain a password, so the message does not repeat it.
     raise SettingsError(
-        "the state URL is none of `memory`, `sqlite:///path` and `postgresql://user:password@host/db`"
+        "the state URL is none of `memory`, `sqlite:///path` and "
+        "`postgresql://user:password@host/db`"
     )
 
 
@@ -328,7 +329,7 @@ class _File:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._identity = self._look()
+            self._identity = self._read_identity()
         except OSError as error:
             raise StoreUnavailable(
                 f"state store {path}: {error.strerror}; DELTAFORGE_HOME must be a directory that "
@@ -338,7 +339,7 @@ class _File:
     def check(self) -> None:
         """Raise `StoreLost` unless the file is the one that was opened."""
         try:
-            identity = self._look()
+            identity = self._read_identity()
         except FileNotFoundError:
             identity = None
         except OSError:  # SQLite will report the problem
@@ -350,7 +351,7 @@ class _File:
                 "it, so it ends; bring the file back (deltaforge state restore), then start again"
             )
 
-    def _look(self) -> tuple[int, int]:
+    def _read_identity(self) -> tuple[int, int]:
         stat = self._path.stat()
         return stat.st_dev, stat.st_ino
 

@@ -67,7 +67,8 @@ def _config() -> Config:
     return config
 
 
-@functools.cache  # a sensor opens the store at each tick, and reading the files takes most of the time
+# A sensor opens the store at each tick, and reading the files takes most of the time.
+@functools.cache
 def _known_versions() -> tuple[str, ...]:
     """Return the versions that this code knows, newest first."""
     script = ScriptDirectory.from_config(_config())

@@ -86,7 +86,7 @@ class Kv:
         return gone.rowcount == 1
 
     def items(self, prefix: str = "") -> dict[str, bytes]:
-        """Return every key that starts with `prefix`, with its value, in the order of code points."""
+        """Return every key that starts with `prefix`, with its value, in code point order."""
         query = select(kv.c.key, kv.c.val).where(
             # Not LIKE, which ignores case in SQLite.
             kv.c.ns == self._ns,

@@ -60,7 +60,10 @@ def read_rows(
     order: ColumnElement[int] | None = None,
     limit: int | None = None,
 ) -> list[Row]:
-    """Return the rows of a kind that match all conditions; its fields are columns of the same name."""
+    """Return the rows of a kind that match all conditions.
+
+    The fields of the kind are columns of the same name.
+    """
     table = _TABLES[kind]
     names = [field.name for field in fields(kind)]
     query = select(*(table.c[name] for name in names)).where(*where).limit(limit).order_by(order)

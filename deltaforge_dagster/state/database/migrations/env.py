@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that `state.database.migrate` passes, in its transaction."""
+"""Runs the migrations on the connection passed by `state.database.migrate`, in its transaction."""
 
 from __future__ import annotations
 
