@@ -1,4 +1,4 @@
-"""`deltaforge plan`: show what a pipeline file means and what it would change, before it is used."""
+"""`deltaforge plan`: show what a pipeline file means and would change, before it is used."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class _Working:
     def text(self) -> str:
         """What changes of the file have to wait for."""
         return (
-            f"run {self.run_id} uses the old file; within seconds of a change it closes its range and ends, "
-            "and the next run uses the new file"
+            f"run {self.run_id} uses the old file; within seconds of a change it closes its range "
+            "and ends, and the next run uses the new file"
         )
 
 
@@ -159,7 +159,9 @@ def _print(planned: dict[str, Any]) -> None:
         messages = {
             "new": f"  {name} is new: it has not run yet, and its sensor has not seen it.",
             "the same": f"  Nothing: {name} runs with the same file.",
-            "another": f"  Nothing visible of {name}: only the spelling of scripts differs, or a salt.",
+            "another": (
+                f"  Nothing visible of {name}: only the spelling of scripts differs, or a salt."
+            ),
         }
         console.print(messages.get(status, f"  Not known: {name} ran with {status}."))
     for change in planned["changes"]:

@@ -29,7 +29,10 @@ def validate(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Pipeline files, or directories of them. Default: DELTAFORGE_PIPELINES (./pipelines).",
+            help=(
+                "Pipeline files, or directories of them. "
+                "Default: DELTAFORGE_PIPELINES (./pipelines)."
+            ),
         ),
     ] = None,
     *,

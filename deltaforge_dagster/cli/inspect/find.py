@@ -1,4 +1,4 @@
-"""`deltaforge find`: show where in the journal the changes of a key are, and which sinks have them."""
+"""`deltaforge find`: show where in the journal a key's changes are, and which sinks have them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def find(
         str,
         typer.Argument(
             metavar="KEY",
-            help="The row's key: its value, the comma-separated values of several columns, or a JSON object: '{\"id\": 7}'.",
+            help=(
+                "The row's key: its value, the comma-separated values of several columns, "
+                "or a JSON object: '{\"id\": 7}'."
+            ),
         ),
     ],
     *,

@@ -32,7 +32,10 @@ def verify(
         bool,
         typer.Option(
             "--from-source",
-            help="Read the source's log again and compare contents. Only MySQL, while it keeps that log.",
+            help=(
+                "Read the source's log again and compare contents. "
+                "Only MySQL, while it keeps that log."
+            ),
         ),
     ] = False,
     ranges: Annotated[

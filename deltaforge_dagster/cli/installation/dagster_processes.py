@@ -177,14 +177,14 @@ class DagsterProcesses:
         self._processes[1].wait_until(self._answers, _START_SECONDS)
 
     def check(self) -> None:
-        """Raise `SettingsError` if one of the processes has ended by itself; keep their logs within limits."""
+        """Raise `SettingsError` if a process has ended by itself; keep their logs within limits."""
         for process in self._processes:
             process.limit_log(_LOG_BYTES)
             if not process.running:
                 raise SettingsError(f"{process.name} ended: {process.log_tail()}")
 
     def stop(self) -> None:
-        """Stop the daemon first, so that no new run starts, then the other processes and live runs."""
+        """Stop the daemon, so that no new run starts, then the other processes and live runs."""
         for process in reversed(self._processes):
             process.stop(signal.SIGTERM, _STOP_SECONDS)
         self._processes.clear()

@@ -1,4 +1,4 @@
-"""Output of runs started by commands: printed on the terminal, and stored with the run for Dagster's UI.
+"""Output of runs started by commands: on the terminal, and stored with the run for Dagster's UI.
 
 Dagster redirects standard output and error to files and prints these through child processes.
 Ctrl-C reaches the children as well: they die with stack traces, and the run's last messages are
@@ -73,7 +73,7 @@ class KeptLogs(LocalComputeLogManager):
 
 
 class _Both(io.TextIOBase):
-    """A stream that writes to a printed stream and to a file; its properties are those of the printed one."""
+    """A stream that writes to a printed stream, whose properties it has, and to a file."""
 
     def __init__(self, printed: TextIO, kept: IO[str]) -> None:
         self._printed = printed

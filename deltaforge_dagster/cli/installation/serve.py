@@ -48,7 +48,10 @@ def serve(
         str | None,
         typer.Option(
             envvar="DELTAFORGE_DAGSTER_URL",
-            help="URL of Dagster's webserver, such as http://127.0.0.1:3000, to reload after each change.",
+            help=(
+                "URL of Dagster's webserver, such as http://127.0.0.1:3000, "
+                "to reload after each change."
+            ),
         ),
     ] = None,
     body_bytes: Annotated[
@@ -128,13 +131,16 @@ def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
         )
     if reached and token is not None and len(token) < _TOKEN_CHARACTERS:
         raise SettingsError(
-            f"{reached[0]}: other machines can reach it, and {TOKEN} has fewer than {_TOKEN_CHARACTERS} characters; "
-            "make one with: openssl rand -hex 32"
+            f"{reached[0]}: other machines can reach it, and {TOKEN} has fewer than "
+            f"{_TOKEN_CHARACTERS} characters; make one with: openssl rand -hex 32"
         )
 
 
 def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:
-    """Return a listening socket; an error names the option, and `instead` what else to set it to."""
+    """Return a listening socket.
+
+    An error names the option, and `instead` what else to set it to.
+    """
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = addresses[0]

@@ -116,8 +116,8 @@ def _spec(
     for installed in files:
         if installed.name == row.name and installed.path is not None:
             raise NotAllowed(
-                f"pipeline {row.name!r} still has its file {installed.path}, with which it would start again: "
-                "delete the file or move it elsewhere, then run this again"
+                f"pipeline {row.name!r} still has its file {installed.path}, with which it would "
+                "start again: delete the file or move it elsewhere, then run this again"
             )
         if installed.name == row.name and isinstance(installed, LoadedPipeline):
             return installed.spec
@@ -172,6 +172,7 @@ def _explained(name: str) -> Iterator[None]:
         yield
     except DeltaforgeError as error:
         raise DeltaforgeError(
-            f"{error}. Nothing was removed. If the server wants a password: set PGPASSWORD, or name a copy of the "
-            f"pipeline's file in place of {name}; if it is gone for good: deltaforge remove {name} --keep-source"
+            f"{error}. Nothing was removed. If the server wants a password: set PGPASSWORD, "
+            f"or name a copy of the pipeline's file in place of {name}; "
+            f"if it is gone for good: deltaforge remove {name} --keep-source"
         ) from error

@@ -72,8 +72,9 @@ def start(
     if not json_output:
         seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
         typer.echo(
-            f"The sensor starts it at its next tick (every {seconds:g} s, while `deltaforge dev` or "
-            f"Dagster's daemon is running). To read it here now: deltaforge snapshot run {loaded.name}"
+            f"The sensor starts it at its next tick (every {seconds:g} s, while `deltaforge dev` "
+            "or Dagster's daemon is running). "
+            f"To read it here now: deltaforge snapshot run {loaded.name}"
         )
 
 
@@ -103,8 +104,8 @@ def run(
         if opened.store.snapshots.unfinished(loaded.name) is not None:
             if chosen:
                 raise NotAllowed(
-                    f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where and "
-                    "--sinks out"
+                    f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where "
+                    "and --sinks out"
                 )
         elif chosen or requested_snapshot(opened.store, loaded, pipeline_row) is None:
             _wanted(opened.store, loaded, tables, where, sinks)

@@ -84,7 +84,10 @@ def _print_json(views: Sequence[Overview | NotBegun]) -> None:
 
 
 def _watch(store: StateStore, names: Sequence[str] | None, interval: float) -> None:
-    """Update the display until Ctrl-C; if the store is unavailable, show the error and try again."""
+    """Update the display until Ctrl-C.
+
+    If the store is unavailable, show the error and try again.
+    """
     shown: RenderableType = screen(_found(store, names))
     console = answers()
     with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:

@@ -68,7 +68,10 @@ def _pipeline(overview: Overview) -> RenderableType:
     facts.add_column(overflow="fold")
     facts.add_row(
         "  captured",
-        f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
+        (
+            f"{position(row.captured_position or row.start_position)}, "
+            f"segment {row.next_segment - 1:,}"
+        ),
     )
     if overview.health.log is not None and (ahead := _log_ahead(overview.health.log, now)):
         facts.add_row("  log ahead", ahead)

@@ -18,7 +18,7 @@ from deltaforge_dagster.sources.registry import broken_source_types, no_chaser, 
 
 _OWN = ("spec", "engine", "checkpoint")
 _REPLICATOR = (("checkpoint",), ("replicator", "checkpoint"), ("spec", "checkpoint"), _OWN)
-"""Paths at which users may have put the checkpoint options of an event store replicator, by its names."""
+"""Paths where users may have put an event store replicator's checkpoint options, by its names."""
 _REPLICATOR_FIELDS = {"checkpointAfter": "after", "instanceId": "instance_id"}
 """A replicator's names of fields, and those of `spec.engine.checkpoint`."""
 _SENSING_WITHOUT_EFFECT = (

@@ -57,7 +57,10 @@ def _try(model: type[_Model], value: dict[str, Any]) -> tuple[_Model | None, lis
 
 
 def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
-    """Convert the location of a pydantic error, which also names the form of a block, to a path in the file."""
+    """Convert the location of a pydantic error to a path in the file.
+
+    Such a location also names the form of a block.
+    """
     path: list[str | int] = []
     for part in loc:
         form = value.get("type") if isinstance(value, dict) and part not in value else value
@@ -93,9 +96,10 @@ def _remove(value: Any, path: DocumentPath) -> None:
 
 @functools.cache
 def field_table() -> dict[str, FieldInfo]:
-    """Return every field of a pipeline file by its path; `[]` marks list items, `spec.sinks[].config.id`.
+    """Return every field of a pipeline file by its path, such as `spec.sinks[].config.id`.
 
-    The check of the reference documentation reads this table, so it cannot differ from the models.
+    `[]` marks list items. The check of the reference documentation reads this table, so it cannot
+    differ from the models.
 
     If a block has several forms (sinks of different types), a field is described by the first form
     that has it.
