@@ -83,7 +83,7 @@ class ChainSpec:
 
     @property
     def hash(self) -> str:
-        """A hash that differs between chains that may produce different output from the same rows."""
+        """A hash that differs between chains whose output for the same rows may differ."""
         return chain_hash(self.processors, self.code)
 
     @property
@@ -98,7 +98,10 @@ class ChainSpec:
         return stages
 
     def sql_behind(self, stage: int) -> config.SqlProcessor | None:
-        """Return the SQL processor whose expressions Spark computes after a stage; None after the last one."""
+        """Return the SQL processor whose expressions Spark computes after a stage.
+
+        It is None after the last stage.
+        """
         stages = self.stages
         return stages[stage + 1].sql if stage + 1 < len(stages) else None
 

@@ -74,7 +74,7 @@ class JavaScript:
         self._script.close()
 
     def _events(self, frame: pa.RecordBatch) -> tuple[str, bool]:
-        """Return a batch as a JSON array, and whether JavaScript may spell its numbers differently."""
+        """Return a batch as a JSON array, and whether JavaScript may respell its numbers."""
         raw = frame.schema.get_field_index("raw_payload")
         none = pa.array(np.zeros(frame.num_rows, np.bool_))
         whole = frame.set_column(raw, frame.schema.field(raw), none)

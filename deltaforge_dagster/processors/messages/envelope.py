@@ -91,7 +91,7 @@ def native_envelope(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArra
 
 
 def debezium_envelope(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the native event of each row as a Debezium payload, with a null schema; see `Envelope`."""
+    """Return each row's native event as a Debezium payload, with a null schema; see `Envelope`."""
     return _messages(frame, ['{"schema":null,"payload":', *_native(origin, frame), "}"])
 
 
@@ -134,7 +134,7 @@ def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
 
 
 def raw_payloads(frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the messages of the rows that a processor marked `raw_payload`; those of other rows have no meaning."""
+    """Return the messages of rows that a processor marked `raw_payload`; others have no meaning."""
     after = cast("pa.StringArray", frame.column("after").fill_null("null"))
     texts = np.flatnonzero(pc.and_(frame.column("raw_payload"), pc.starts_with(after, '"')))
     if texts.size:
@@ -162,7 +162,10 @@ def _native(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
         ',"after":', Optional("", values_of(frame.column("after")), "", "null"),
         f',"source":{{"version":{_json(origin.version)},"connector":{_json(origin.connector)}',
         f',"name":{_json(origin.name)}', Optional(',"ts_ms":', ts_ms),
-        *(Optional(f',"{name}":', _names(frame.column(name))) for name in ("db", "schema", "table")),
+        *(
+            Optional(f',"{name}":', _names(frame.column(name)))
+            for name in ("db", "schema", "table")
+        ),
         *_place(origin, frame),
         Optional('},"op":"', wire_op(frame)),
         Optional('","ts_ms":', ts_ms),

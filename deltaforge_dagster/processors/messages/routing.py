@@ -194,7 +194,7 @@ def _text(
     frame: pa.RecordBatch,
     encode: Callable[[pa.StringArray], pa.StringArray] | None = None,
 ) -> pa.StringArray:
-    """Return the template's text for each row; unresolved variables are empty, the others encoded."""
+    """Return the template's text for each row: unresolved variables empty, the others encoded."""
     pieces: list[Piece] = []
     for part in template.parts:
         if isinstance(part, str):

@@ -4,10 +4,12 @@ An event is a record `Envelope` in the namespace
 `deltaforge.cdc.<connector>.<db>[.<schema>].<table>`::
 
     before, after     null, or a record BeforeValue or AfterValue with the columns
-    source            a record deltaforge.cdc.Source: version connector name ts_ms db schema table snapshot position
+    source            a record deltaforge.cdc.Source: version connector name ts_ms db schema table
+                      snapshot position
     op ts_ms          as in the native event, and so are the next ones, which may be null
     event_id schema_version transaction tenant_id schema_sequence ddl tags synthetic tx_end
-    before_missing, after_missing    names of the columns whose values the log, or a processor, has left out
+    before_missing, after_missing
+                      names of the columns whose values the log, or a processor, has left out
 
 Every column may be null and has the default null, because the log may lack the value of a column.
 So columns can be added and removed without making a new version of the schema incompatible. A
@@ -192,12 +194,18 @@ class AvroTables:
             {"name": "op", "type": _STRING},
             {"name": "ts_ms", "type": "long"},
             *_optionals("event_id", "schema_version"),
-            _optional("transaction", _record("Transaction", f"{_ROOT}.cdc", [{"name": "id", "type": _STRING}])),
+            _optional(
+                "transaction",
+                _record("Transaction", f"{_ROOT}.cdc", [{"name": "id", "type": _STRING}]),
+            ),
             *_optionals("tenant_id"),
             _optional("schema_sequence", "long"),
             *_optionals("ddl", "tags", "synthetic"),
             _optional("tx_end", "boolean"),
-            *(_optional(name, {"type": "array", "items": _STRING}) for name in ("before_missing", "after_missing")),
+            *(
+                _optional(name, {"type": "array", "items": _STRING})
+                for name in ("before_missing", "after_missing")
+            ),
         ]  # fmt: skip
         text = json.dumps(_record("Envelope", namespace, fields), separators=(",", ":"))
         return AvroTable(text, f"{namespace}.Envelope", tuple(columns), rows, other)
