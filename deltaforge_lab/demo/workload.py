@@ -75,7 +75,8 @@ TABLES = (
         (
             DemoColumn("customer_id", "bigint", lambda key, _: key * 7919 % 100_003),
             DemoColumn("status", "text", lambda _, version: _STATES[version % len(_STATES)]),
-            DemoColumn("amount", "numeric(12,2)", lambda key, version: f"{key % 997}.{version % 100:02}"),
+            DemoColumn("amount", "numeric(12,2)",
+                   lambda key, version: f"{key % 997}.{version % 100:02}"),
             DemoColumn("note", "text", lambda key, version: None if key % 5 else f"note {version}"),
         ),
         full_identity=True,
@@ -84,7 +85,8 @@ TABLES = (
         "payments",
         (
             DemoColumn("order_id", "bigint", lambda key, _: key),
-            DemoColumn("paid_on", "date", lambda key, version: f"2024-{version % 12 + 1:02}-{key % 28 + 1:02}"),
+            DemoColumn("paid_on", "date",
+                   lambda key, version: f"2024-{version % 12 + 1:02}-{key % 28 + 1:02}"),
             DemoColumn("details", "jsonb", lambda key, version: f'{{"k": [{key}, {version}]}}',
                    lambda text: {"k": [int(part) for part in text[7:-2].split(",")]}),
         ),

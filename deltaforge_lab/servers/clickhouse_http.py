@@ -30,8 +30,9 @@ USER = "default"
 PASSWORD_VARIABLE = "CLICKHOUSE_PASSWORD"  # noqa: S105 - the name of a variable
 
 _OF_INTERFACE = {
-    "query", "database", "user", "password", "query_id", "session_id", "session_timeout", "default_format",
-    "wait_end_of_query", "compress", "decompress", "enable_http_compression", "role", "client_protocol_version",
+    "query", "database", "user", "password", "query_id", "session_id", "session_timeout",
+    "default_format", "wait_end_of_query", "compress", "decompress", "enable_http_compression",
+    "role", "client_protocol_version",
 }  # fmt: skip
 """Parameters that are no settings."""
 

@@ -110,7 +110,7 @@ def find(version: Version | None, origins: Sequence[Origin], scratch: Path) -> P
 
 
 def describe(origins: Sequence[Origin]) -> str:
-    """Describe what `find` would return without a version, or how to get MySQL; downloads nothing."""
+    """Describe what `find` returns without a version, or how to get MySQL; download nothing."""
     for origin in origins:
         if origin == "package" and sys.platform == "linux" and platform.machine() == "x86_64":
             return f"mysqld 8.0.15 ({_MYSQL_8.coordinates})"
@@ -175,7 +175,7 @@ def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
 def _mariadb_of_debian(
     package: str, release: str, folder: str, scripts: str, scratch: Path
 ) -> Programs:
-    """Unpack Debian's MariaDB whose scripts are in `folder`, with names that begin with `scripts`."""
+    """Unpack Debian's MariaDB, whose scripts are in `folder` with names that begin `scripts`."""
     home = scratch / "mariadb"
     loader = debian.unpack(package, release, home)
     share = home / "usr/share" / folder

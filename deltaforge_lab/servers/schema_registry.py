@@ -1,4 +1,6 @@
-"""Run a schema registry, as a process of its own, with the part of Confluent's API that producers and consumers of Avro use.
+"""Run a schema registry, as a process of its own.
+
+It has the part of Confluent's API that producers and consumers of Avro use.
 
 Confluent Platform, "Schema Registry API Reference": subjects with versions, global ids,
 compatibility (`BACKWARD`, `BACKWARD_TRANSITIVE`, `NONE`) for the registry and for subjects, basic
@@ -87,7 +89,9 @@ class SchemaRegistryServer(OneProcessServer):
         if self._user is not None:
             login = base64.b64encode(self._user.encode()).decode()
             request.add_header("authorization", f"Basic {login}")
-        with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:  # noqa: S310
+        with urllib.request.urlopen(  # noqa: S310
+            request, timeout=30, context=self._trusted
+        ) as answer:
             return json.load(answer)
 
     def versions(self, subject: str) -> list[int]:
@@ -170,7 +174,10 @@ class _Registry:
             ("POST", "/subjects/([^/]+)", self._lookup),
             ("GET", "/schemas/ids/([0-9]+)", self._schema),
             ("GET", "/config", lambda: {"compatibilityLevel": self._known["levels"][""]}),
-            ("GET", "/config/([^/]+)", lambda subject: {"compatibilityLevel": self._level(subject)}),
+            (
+                "GET", "/config/([^/]+)",
+                lambda subject: {"compatibilityLevel": self._level(subject)},
+            ),
             ("PUT", "/config", lambda content: self._set_level("", content)),
             ("PUT", "/config/([^/]+)", self._set_level),
         ]  # fmt: skip
@@ -265,7 +272,10 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         try:
             self._check_login()
             content = json.loads(text) if text else None
-            status, answer = 200, self.registry.answer(self.command, urlsplit(self.path).path, content)  # fmt: skip
+            status, answer = (
+                200,
+                self.registry.answer(self.command, urlsplit(self.path).path, content),
+            )
         except _RefusedError as error:
             status, answer = error.status, error.content
         body = json.dumps(answer).encode()
