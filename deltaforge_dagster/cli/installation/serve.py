@@ -101,7 +101,7 @@ def serve(
         also = ""
         if metrics is not None:
             app = build_metrics_app(context, token=token, limits=limits)
-            open_now.enter_context(_beside(_server(app), metrics))
+            open_now.enter_context(_run_in_thread(_server(app), metrics))
             also = f", {_url(metrics)}/metrics their metrics"
         typer.echo(f"{_url(listening)} serves {pluralize(count, 'pipeline')}{also}; Ctrl-C ends it")
         app = build_app(context, token=token, limits=limits)
@@ -173,7 +173,7 @@ def _server(app: FastAPI) -> uvicorn.Server:
 
 
 @contextmanager
-def _beside(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
+def _run_in_thread(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
     """Run a server in a thread, and end it with the block; the main thread handles the signals."""
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="metrics server"

@@ -50,7 +50,7 @@ def recover(
             recovery = plan_recovery(store, Journal(settings.journal_url), loaded, source)
         finally:
             source.close()
-        typer.echo("\n".join(_said(loaded, recovery)), err=True)
+        typer.echo("\n".join(_plan_lines(loaded, recovery)), err=True)
         if sys.stdin.isatty() and not yes:
             typer.confirm("Continue?", abort=True, err=True)
         with stopped(store, row):
@@ -74,7 +74,7 @@ def recover(
     )
 
 
-def _said(loaded: LoadedPipeline, recovery: Recovery) -> Iterator[str]:
+def _plan_lines(loaded: LoadedPipeline, recovery: Recovery) -> Iterator[str]:
     """Yield what a recovery will do, line by line."""
     yield f"{loaded.name}: {recovery.why}"
     yield "This will:"

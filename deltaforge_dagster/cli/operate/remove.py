@@ -71,7 +71,7 @@ def remove(
             spared = set() if spec is None else set(_used_by_others(store, name, spec, files))
             dropped: list[str] = []
             if removable is not None:
-                with _explained(name):
+                with _with_hints(name):
                     dropped = removable.remove(spared=spared, dry_run=True)
             listed = [*dropped, *deleted_state(store, row)]
             if not yes:
@@ -166,7 +166,7 @@ def _database(block: SourceBlock) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _with_hints(name: str) -> Iterator[None]:
     """Add hints to errors of the source: what to do without its password, or without the server."""
     try:
         yield

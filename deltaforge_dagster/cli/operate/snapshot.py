@@ -67,7 +67,7 @@ def start(
     """
     with _opened(pipeline) as (opened, loaded):
         register(opened.store, loaded)
-        row = _wanted(opened.store, loaded, tables, where, sinks)
+        row = _request(opened.store, loaded, tables, where, sinks)
     _print(loaded.name, row, {}, json_output=json_output)
     if not json_output:
         seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
@@ -108,7 +108,7 @@ def run(
                     "and --sinks out"
                 )
         elif chosen or requested_snapshot(opened.store, loaded, pipeline_row) is None:
-            _wanted(opened.store, loaded, tables, where, sinks)
+            _request(opened.store, loaded, tables, where, sinks)
         console = Console(stderr=True)
         with _Bars(console) as bars:
             reading = SnapshotRun(
@@ -151,7 +151,7 @@ def _opened(pipeline: str) -> Iterator[tuple[Opened, LoadedPipeline]]:
         yield opened, loaded
 
 
-def _wanted(
+def _request(
     store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None, sinks: str
 ) -> SnapshotRow:
     return store.snapshots.request(

@@ -166,7 +166,7 @@ def _native(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
             Optional(f',"{name}":', _names(frame.column(name)))
             for name in ("db", "schema", "table")
         ),
-        *_place(origin, frame),
+        *_position_pieces(origin, frame),
         Optional('},"op":"', wire_op(frame)),
         Optional('","ts_ms":', ts_ms),
         Optional(',"transaction":{"id":"', values_of(frame.column("tx_id")), '"}'),
@@ -182,7 +182,7 @@ def _native(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     ]  # fmt: skip
 
 
-def _place(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
+def _position_pieces(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     """Return the pieces of each row's log position, or of the mark of a snapshot row."""
     snapshot = is_snapshot(frame)
     pieces = [_position_piece(field, frame) for field in origin.position_fields]
@@ -214,7 +214,7 @@ def _is_op(frame: pa.RecordBatch, op: str) -> Mask:
     return cast("Mask", mask.to_numpy(zero_copy_only=False))
 
 
-_HAPPENED = {
+_VERBS = {
     "c": "created",
     "u": "updated",
     "d": "deleted",
@@ -226,7 +226,7 @@ _HAPPENED = {
 
 def _happened(frame: pa.RecordBatch) -> Values | None:
     """Return the last part of each CloudEvent's type: `created`, `updated` and so on."""
-    return _mapped(frame.column("op"), _HAPPENED.__getitem__)
+    return _mapped(frame.column("op"), _VERBS.__getitem__)
 
 
 def _full_table(frame: pa.RecordBatch) -> list[Piece]:

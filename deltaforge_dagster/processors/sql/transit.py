@@ -87,7 +87,7 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
             missing -= taken
             if not missing:
                 assert whole is not None
-                yield _beside(whole, parts)
+                yield _with_computed(whole, parts)
                 parts = []
 
 
@@ -98,7 +98,7 @@ def frame_of(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     return rows.select([name for name in names if name in FRAME.names]), rows.select(computed)
 
 
-def _beside(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _with_computed(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     schema = parts[0].schema
     arrays = [pa.concat_arrays([part.column(name) for part in parts]) for name in schema.names]
     return pa.RecordBatch.from_arrays(

@@ -128,13 +128,13 @@ class AvroTables:
         self._engine = engine
         self._other_fields = other_fields
         self._enums = encoding.enum_mode == "enum" and engine.values.mysql_enum == "label"
-        self._known: dict[VersionName, AvroTable] = {}
+        self._schemas: dict[VersionName, AvroTable] = {}
         self.of_no_table = self._table((), (), None, other=True)
         """The schema of events of no registered table version."""
 
     def of(self, version: VersionName, table: TableSchema) -> AvroTable:
         """Return the schema of a table version's events."""
-        if version not in self._known:
+        if version not in self._schemas:
             typed = typed_schema(table, self._kind, self._engine)
             columns = self._columns(table.columns, typed)
             rows = TypedSchema(
@@ -142,8 +142,8 @@ class AvroTables:
                 typed.marks_unchanged,
             )
             names = [name for name in (table.db, table.schema, table.table) if name is not None]
-            self._known[version] = self._table(names, columns, rows, other=self._other_fields)
-        return self._known[version]
+            self._schemas[version] = self._table(names, columns, rows, other=self._other_fields)
+        return self._schemas[version]
 
     def _columns(self, columns: Sequence[Column], typed: TypedSchema) -> tuple[AvroColumn, ...]:
         names = [column.name for column in typed.columns]
