@@ -175,7 +175,7 @@ def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
 def _mariadb_of_debian(
     package: str, release: str, folder: str, scripts: str, scratch: Path
 ) -> Programs:
-    """Unpack Debian's MariaDB, whose scripts are in `folder` with names that begin `scripts`."""
+    """Unpack Debian's MariaDB; its scripts in `folder` have names that begin with `scripts`."""
     home = scratch / "mariadb"
     loader = debian.unpack(package, release, home)
     share = home / "usr/share" / folder

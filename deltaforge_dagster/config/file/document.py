@@ -23,9 +23,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: Mapping[  # type: ignore[assignment]
-        str, list[tuple[str, re.Pattern[str]]]
-    ] = {}
+    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]] = {}  # type: ignore[assignment]
 
 
 for _name, _pattern, _first in (

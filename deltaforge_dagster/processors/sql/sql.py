@@ -37,7 +37,7 @@ def json_column(config: SqlProcessor, expression: str) -> str:
 
 
 def columns_read(config: SqlProcessor | None) -> tuple[str, ...]:
-    """Return the columns of the change frame that expressions may read; none without processor."""
+    """Return the columns of the frame that the expressions may read; none without a processor."""
     if config is None:
         return ()
     named = set().union(*map(words, config.computed.values()))
