@@ -85,7 +85,8 @@ def build_definitions(
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
     if alerting := [pipeline for pipeline in valid if pipeline.spec.spec.engine.alerts]:
-        from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415 - has an HTTP client
+        # Imported only for alerts, because it has an HTTP client.
+        from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415
 
         sensors.append(build_alerts_sensor(alerting, cache))
     sensors.append(build_files_sensor(settings, pipelines, tables, cache))

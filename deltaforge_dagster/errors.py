@@ -21,7 +21,7 @@
         ├── CorruptLog            log bytes that do not follow their format
         ├── JournalDamaged        a journal file is missing or differs from its checksum
         ├── ProcessorFailed       a processor failed on a batch, or exceeded a limit
-        ├── SinkRejected          a sink rejects what it is sent, or cannot continue from its own data
+        ├── SinkRejected          a sink rejects what it gets, or cannot continue from its own data
         │   ├── Undeliverable     one message can never be delivered; the others can
         │   └── TableRejected     one table of a sink cannot be written; the others can
         ├── LeaseLost             another run holds the lease now; this one must stop
@@ -225,7 +225,7 @@ class PermissionMissing(Terminal):
 
 
 class SourceMisconfigured(Terminal):
-    """The source's server lacks a required setting; the message names the statement that sets it."""
+    """The source's server lacks a required setting; the message has the statement that sets it."""
 
     kind = "incompatible"
 
@@ -237,7 +237,7 @@ class PositionLost(Terminal):
 
 
 class UnsupportedEvent(Terminal):
-    """A log event or type that this version cannot decode; the message names it and its position."""
+    """A log event or type that this version cannot decode; the message says which, and where."""
 
     kind = "schema"
 
@@ -289,7 +289,7 @@ class Undeliverable(SinkRejected):
 
 
 class TableRejected(SinkRejected):
-    """One table of a sink cannot be written until somebody changes something; the sink's other tables can."""
+    """One table of a sink cannot be written until somebody changes something; the others can."""
 
 
 class LeaseLost(Terminal):
@@ -299,7 +299,7 @@ class LeaseLost(Terminal):
 
 
 class StoreLost(LeaseLost):
-    """The state store's file was removed or replaced while in use, so this process's writes are lost."""
+    """The state store's file was removed or replaced in use, so this process's writes are lost."""
 
 
 class NotAllowed(Terminal):

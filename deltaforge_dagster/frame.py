@@ -64,7 +64,7 @@ CAPTURED = pa.schema(
         pa.field("tags", pa.string()),
     ]
 )
-"""The columns that a source fills: the change frame without the journal position and `synthetic`."""
+"""The columns that a source fills: the change frame without journal position and `synthetic`."""
 
 PROCESSED = pa.schema([*CAPTURED, pa.field("synthetic", _NAME)])
 """The columns that a processor chain fills: the change frame without the journal position."""

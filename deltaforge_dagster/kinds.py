@@ -1,4 +1,4 @@
-"""Find the kinds of sources and sinks: the built-in ones, and those of installed packages by their entry points."""
+"""Find the kinds of sources and sinks: built-in ones, and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -82,13 +82,16 @@ def find_kinds(
         else:
             try:
                 add(providers[0])
-            except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
+            except Exception as error:  # noqa: BLE001 - the package may raise anything
                 broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
     return Kinds(types, tuple(blocks), broken)
 
 
 def _block(kind: Any, base: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of a kind's blocks in a pipeline file; for a `KafkaSinkConfig` it is named `KafkaSink`."""
+    """Return the model of a kind's blocks in a pipeline file.
+
+    For a `KafkaSinkConfig` it is named `KafkaSink`.
+    """
     form: Any = Literal[kind.name]
     config: Any = Field(description=kind.config.__doc__)
     return create_model(

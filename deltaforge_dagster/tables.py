@@ -174,8 +174,9 @@ class ColumnChanges:
     def to_json(self) -> str:
         """Return the text that `from_json` reads back."""
         fields = {
-            "renamed": dict(self.renamed), "added": sorted(self.added), "dropped": sorted(self.dropped),
-            "fills": dict(self.fills), "perhaps": sorted(self.perhaps), "certain": self.certain,
+            "renamed": dict(self.renamed), "added": sorted(self.added),
+            "dropped": sorted(self.dropped), "fills": dict(self.fills),
+            "perhaps": sorted(self.perhaps), "certain": self.certain,
         }  # fmt: skip
         return json.dumps(fields, ensure_ascii=False)
 

@@ -1,4 +1,7 @@
-"""Reads back what has arrived in a sink, with the server's usual client, for the demo's proof and the benchmarks."""
+"""Reads back what has arrived in a sink, with the server's usual client.
+
+The demo's proof and the benchmarks use it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _PAGE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An event in a sink; `at_ms` is when the sink received it, None if the sink does not record that."""
+    """An event in a sink; `at_ms` is when the sink received it, None if that is not recorded."""
 
     event: dict[str, Any]
     at_ms: int | None = None
@@ -39,5 +42,5 @@ def read_redis(uri: str, pattern: str) -> Iterator[Arrival]:
 
 
 def percentile(ordered: list[int], share: float) -> int | None:
-    """Return the value below which a `share` (0 to 1) of the sorted values lies, None without values."""
+    """Return the value below which a `share` (0 to 1) of the sorted values lies; None if empty."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

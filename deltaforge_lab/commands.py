@@ -1,4 +1,7 @@
-"""The commands that this package adds to `deltaforge`, by its entry point in the group `deltaforge.commands`."""
+"""The commands that this package adds to `deltaforge`.
+
+Its entry point in the group `deltaforge.commands` names them.
+"""
 
 from __future__ import annotations
 

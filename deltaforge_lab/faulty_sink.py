@@ -55,7 +55,7 @@ def wrap(sink: Sink, sink_id: str, directory: str) -> Sink:
 
 
 class FaultySink:
-    """Wraps `inner` and injects the fault that the file named `sink_id` in `directory` describes."""
+    """Wraps `inner` and injects the fault that the file `sink_id` in `directory` describes."""
 
     def __init__(self, inner: Sink, sink_id: str, directory: Path) -> None:
         self._inner = inner
@@ -110,7 +110,7 @@ class FaultySink:
         self._inner.close()
 
     def _strike_before(self, fault: _Fault) -> bool:
-        """Apply the fault's effect before a delivery; return whether it also affects the delivery."""
+        """Apply the fault before a delivery; return whether it also affects the delivery."""
         if fault.once:
             try:
                 self._file.unlink()

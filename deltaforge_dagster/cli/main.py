@@ -169,7 +169,7 @@ class _Group(TyperGroup):
 
 
 def _hint(path: str) -> str:
-    """Return a hint about a path that cannot be used, if it is in the installation's home directory."""
+    """Return a hint about an unusable path, if it is in the installation's home directory."""
     from deltaforge_dagster.config.settings import Settings  # noqa: PLC0415 - only for errors
 
     try:

@@ -12,7 +12,7 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 
 
 def _names(incomplete: str) -> list[str]:
-    """Return the installation's pipelines whose names begin with `incomplete`, for shell completion."""
+    """Return the installed pipelines whose names begin with `incomplete`, for shell completion."""
     try:
         names = [pipeline.name for pipeline in installed_pipelines(Settings.from_env())]
     except (DeltaforgeError, OSError):  # errors cannot be reported during completion

@@ -20,7 +20,7 @@ from deltaforge_dagster.config.templates import compile_template, unknown_variab
 from deltaforge_dagster.errors import SpecError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Matches the names of pipelines and sinks, which become asset keys, file names and keys in sinks."""
+"""Matches names of pipelines and sinks, which become asset keys, file names and keys in sinks."""
 
 
 def resolved(text: str) -> str:

@@ -53,7 +53,8 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
                         line,
                         name,
                         f"${{{name}}} was replaced by the environment variable {name}, although "
-                        "events have a field of that name (unset the variable to route by the field)",
+                        "events have a field of that name "
+                        "(unset the variable to route by the field)",
                     )
                 )
             if not _is_text(value):
@@ -77,7 +78,7 @@ def unexpanded(text: str) -> list[str]:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether a variable's value is UTF-8; Python represents other bytes as lone surrogates."""
+    """Return whether a value is UTF-8 text; Python represents other bytes as lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Patterns of names: `*` and `%` match any text; every other character, even `_`, matches itself."""
+"""Patterns of names: `*` and `%` match any text; other characters, even `_`, match themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Globs:
 
 
 def table_parts(pattern: str) -> tuple[str, str]:
-    """Split a table pattern into the patterns of database and table; without a dot, any database."""
+    """Split a table pattern into patterns of database and table; without a dot, any database."""
     database, dot, table = pattern.partition(".")
     return (database, table) if dot else ("*", pattern)
 

@@ -5,12 +5,12 @@ and those that the caller passes as `extra={"fields": {...}}`. The filter has th
 `RUST_LOG`: a default level, and levels for single targets, `info,pipeline=debug`; a target is a
 logger's name, with or without `deltaforge_dagster`.
 
-=========================  ==========================================================================
-variable                   meaning
-=========================  ==========================================================================
-DELTAFORGE_LOG             the filter; if unset, `RUST_LOG`; if both are unset, `info`
-DELTAFORGE_LOG_FORMAT      `json` or `text`; unset, text on a terminal and JSON elsewhere
-=========================  ==========================================================================
+=====================  ==========================================================================
+variable               meaning
+=====================  ==========================================================================
+DELTAFORGE_LOG         the filter; if unset, `RUST_LOG`; if both are unset, `info`
+DELTAFORGE_LOG_FORMAT  `json` or `text`; unset, text on a terminal and JSON elsewhere
+=====================  ==========================================================================
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ _fields: ContextVar[Mapping[str, Any]] = ContextVar(
 
 @contextmanager
 def bound(**fields: Any) -> Iterator[None]:
-    """Add fields to every line logged in the block, by this thread and threads started `in_context`."""
+    """Add fields to every line logged in the block.
+
+    This applies to the lines of this thread and of threads started `in_context`.
+    """
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -169,8 +172,8 @@ def _parse(variable: str, text: str) -> dict[str, int]:
         number = _LEVELS.get(name.strip().lower())
         if number is None:
             raise SettingsError(
-                f"{variable} must be a level ({', '.join(_LEVELS)}), or targets with levels such as "
-                "info,pipeline=debug"
+                f"{variable} must be a level ({', '.join(_LEVELS)}), or targets with levels "
+                "such as info,pipeline=debug"
             )
         levels.update(dict.fromkeys(_loggers(target.strip()), number))
     return levels

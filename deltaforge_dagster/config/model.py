@@ -220,5 +220,8 @@ class PipelineSpec(Block):
         return self.model_dump(mode="json")
 
     def secrets(self) -> dict[str, str]:
-        """Return every secret by its path; a sink or processor is named by its id: `spec.sinks[redis].config.uri`."""
+        """Return every secret by its path, such as `spec.sinks[redis].config.uri`.
+
+        The path names a sink or processor by its id.
+        """
         return dict(secret_values(self))

@@ -58,7 +58,7 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
     else:
         valid = True
     if not valid:
-        raise SpecError(_WRONG)
+        raise SpecError(_NO_DSN)
     return text, ignored
 
 
@@ -76,7 +76,7 @@ def postgres_place(dsn: SecretStr) -> tuple[str, str]:
     return ",".join(servers), str(database)
 
 
-_WRONG = (
+_NO_DSN = (
     "is not a PostgreSQL connection string (write postgres://user:password@host:port/database, "
     "with special characters of the password percent-encoded, or host=... user=... password=...)"
 )
@@ -93,7 +93,7 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
     while at < end:
         pair = _PAIR.match(text, at)
         if pair is None:
-            raise SpecError(_WRONG)
+            raise SpecError(_NO_DSN)
         key = "dbname" if pair[1] == "database" else pair[1]
         if key in keywords:
             value = pair[2][1:-1] if pair[2].startswith("'") else pair[2]
@@ -102,5 +102,5 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
             ignored.append(pair[1])
         at = pair.end()
     if kept == DSN_DEFAULTS and end == 0:
-        raise SpecError(_WRONG)
+        raise SpecError(_NO_DSN)
     return conninfo.make_conninfo("", **kept), tuple(ignored)

@@ -35,7 +35,7 @@ SECRET_NAME = re.compile(
 
 
 def mask(text: str) -> str:
-    """Return `text` with `***` in place of the password of every URL and of every `password=` value."""
+    """Return `text` with `***` for the password of every URL and for every `password=` value."""
     return _NAMED_SECRET.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))
 
 

@@ -26,7 +26,9 @@ class DeepInspection(Block):
     """How deeply JSON values are inspected."""
 
     enabled: bool = True
-    """Whether JSON in columns is inspected at all; if not, only the fields of whole documents are."""
+    """Whether JSON in columns is inspected at all; if not, only the fields of whole documents
+    are.
+    """
     max_depth: Count = 10
     """How many levels of nesting are inspected."""
     max_sample_size: Number = 1000

@@ -12,8 +12,8 @@ import re
 from deltaforge_dagster.errors import SpecError
 
 NOT_ENCODED = (
-    "has `@`, `/`, `?` or `#` in its user, password or path: percent-encode them there (%40, %2F, %3F, "
-    "%23)"
+    "has `@`, `/`, `?` or `#` in its user, password or path: percent-encode them there "
+    "(%40, %2F, %3F, %23)"
 )
 """The message for a URL that `check_encoded` rejects."""
 

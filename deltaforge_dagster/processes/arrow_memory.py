@@ -11,8 +11,9 @@ import os
 
 
 def arrow_uses_malloc() -> None:
-    """Make Arrow use malloc in this process and those that it starts, unless the user has chosen an allocator.
+    """Make Arrow use malloc in this process and those that it starts.
 
-    Call it before pyarrow is imported; after that it affects only processes that are started later.
+    An allocator that the user has chosen stays in use. Call this before pyarrow is imported; after
+    that it affects only processes that are started later.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

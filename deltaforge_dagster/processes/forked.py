@@ -1,4 +1,4 @@
-"""Run Python modules in forks of this process, which share the memory of everything that it has imported.
+"""Run Python modules in forks of this process, which share the memory of all that it imported.
 
 `python -m MODULE` imports each library again, and has its own copy of it. Three processes of
 Dagster need the same ones: as forks of a process that has imported them, they start in half the

@@ -139,7 +139,7 @@ def _finish(stream: BinaryIO, file: Path) -> None:
 
 @contextmanager
 def _written(artifact: Artifact, file: Path) -> Iterator[None]:
-    """Turn an error of the file system, while `artifact` is written to `file`, into a `SettingsError`."""
+    """Turn a file system error while `artifact` is written to `file` into a `SettingsError`."""
     try:
         yield
     except OSError as error:
@@ -185,7 +185,7 @@ def _receive(
 
 
 def _content(url: str, present: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the parts of a file behind its first `present` bytes: their offset, their content, the file's size.
+    """Yield the parts of a file after its first `present` bytes: offset, content, the file's size.
 
     A server that does not support ranges sends the file from the beginning. If the file is not
     longer than `present`, what is present is wrong, and an empty part at its beginning is yielded.

@@ -73,7 +73,7 @@ class Account:
 
     @classmethod
     def ordinary(cls) -> Account | None:
-        """Return the account for servers that refuse to run as root; None if the current user is not root."""
+        """Return the account for servers that refuse to run as root; None if we are not root."""
         if os.geteuid() != 0:
             return None
         for name in ("postgres", "nobody"):
@@ -342,7 +342,7 @@ def _group_lives(group: int) -> bool:
 
 
 def package_directory(package: str) -> Path | None:
-    """Return the directory of an installed package without importing it; None if it is not installed."""
+    """Return the directory of an installed package without importing it; None if not installed."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).resolve().parent if spec and spec.origin else None
 

@@ -20,7 +20,7 @@ _YOUNG_SECONDS = 60.0
 
 
 def remove_abandoned_sockets(folder: Path) -> None:
-    """Remove the files of Spark's sockets in a folder that no process has bound any more; only on Linux."""
+    """Remove the files of Spark's sockets in a folder that no process has bound; only on Linux."""
     files = [
         path
         for path in folder.iterdir()

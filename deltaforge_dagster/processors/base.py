@@ -19,7 +19,7 @@ class Processor(Protocol):
 
     @property
     def counts(self) -> Counter[str]:
-        """Counters besides rows in and out, by the metric's name, optionally followed by `:` and a label."""
+        """Counters besides rows in and out, by metric name, which `:` and a label may follow."""
         ...
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:

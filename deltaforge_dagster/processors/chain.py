@@ -83,7 +83,7 @@ class ChainSpec:
 
     @property
     def hash(self) -> str:
-        """A hash that differs between chains that may produce different output from the same rows."""
+        """A hash that differs between chains whose output for the same rows may differ."""
         return chain_hash(self.processors, self.code)
 
     @property
@@ -98,7 +98,10 @@ class ChainSpec:
         return stages
 
     def sql_behind(self, stage: int) -> config.SqlProcessor | None:
-        """Return the SQL processor whose expressions Spark computes after a stage; None after the last one."""
+        """Return the SQL processor whose expressions Spark computes after a stage.
+
+        It is None after the last stage.
+        """
         stages = self.stages
         return stages[stage + 1].sql if stage + 1 < len(stages) else None
 
@@ -106,7 +109,7 @@ class ChainSpec:
         """Yield the index of each processor that cannot be created, and the reason."""
         for number, processor in enumerate(self.processors):
             try:
-                _made(processor, self).close()
+                _build(processor, self).close()
             except (SpecError, ProcessorFailed) as error:
                 yield number, str(error)
 
@@ -133,7 +136,7 @@ class Chain:
         self._processors: list[tuple[str, Processor]] = []
         try:
             for block in spec.stages[stage].processors:
-                processor = _made(block, spec)
+                processor = _build(block, spec)
                 self._stack.callback(processor.close)
                 self._processors.append((block.id, processor))
         except BaseException:
@@ -162,7 +165,7 @@ class Chain:
             ProcessorFailed: A processor failed.
         """
         ordinal = 0
-        for rows in _ended(self._called(segment)):
+        for rows in _with_tx_end(self._called(segment)):
             numbers = pa.array(np.arange(ordinal, ordinal + rows.num_rows))
             index = rows.schema.get_field_index("ordinal")
             ordinal += rows.num_rows
@@ -194,7 +197,7 @@ def _drained(counts: Counter[str]) -> Counter[str]:
     return taken
 
 
-def _ended(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _with_tx_end(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches with `tx_end` set on the last row of each transaction."""
     before: pa.RecordBatch | None = None
     for batch in batches:
@@ -236,7 +239,7 @@ def _cut(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.Re
         start = stop
 
 
-def _made(block: config.Processor, spec: ChainSpec) -> Processor:
+def _build(block: config.Processor, spec: ChainSpec) -> Processor:
     if isinstance(block, config.CustomProcessor):
         return custom(block)
     return _KINDS[block.type](block, spec)

@@ -24,7 +24,7 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _is_texts(value: Any) -> bool:
+def _is_text_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
@@ -38,7 +38,7 @@ _JSON: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "key": (_is_object, "a JSON object"),
     "ddl": (_is_object, "a JSON object"),
     "headers": (_is_headers, "a JSON object of texts"),
-    "tags": (_is_texts, "a JSON array of texts"),
+    "tags": (_is_text_list, "a JSON array of texts"),
 }
 
 

@@ -15,7 +15,7 @@ from deltaforge_dagster.processors.python.modules import source_hash
 
 
 def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:
-    """Return the hashes of the modules of Python functions, by processor id, without importing them."""
+    """Return the hashes of the modules of Python functions by processor id; import nothing."""
     hashes = {
         processor.id: source_hash(processor.function, processor.path)
         for processor in processors
@@ -25,7 +25,7 @@ def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:
 
 
 def chain_hash(processors: Iterable[config.Processor], code: Mapping[str, str]) -> str:
-    """Return a hash that differs between chains that may produce different output from the same rows."""
+    """Return a hash that differs between chains whose output for the same rows may differ."""
     blocks = [processor.model_dump(mode="json") for processor in processors]
     for block in blocks:
         if "path" in block:

@@ -47,7 +47,7 @@ _DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant
 
 
 def _text(text: str) -> str:
-    """Return text as a JSON string; escapes text with lone surrogates, which UTF-8 cannot encode."""
+    """Return text as a JSON string; escape text with lone surrogates, which UTF-8 cannot encode."""
     if text.isascii():
         return encode_basestring(text)
     try:

@@ -50,7 +50,7 @@ class Filter:
         self._ops = {_OPS[op] for op in config.ops}
         self._include, self._exclude = Globs(config.tables.include), Globs(config.tables.exclude)
         self._tests = [_test(predicate) for predicate in config.fields]
-        self._enough = any if config.match == "any" else all
+        self._any_or_all = any if config.match == "any" else all
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of a batch of the change frame that pass."""
@@ -79,7 +79,7 @@ class Filter:
         )
         for row, new, old in zip(rows.tolist(), after, before, strict=True):
             images = (None if new is None else loads(new), None if old is None else loads(old))
-            passing[row] = self._enough(test(*images) for test in self._tests)
+            passing[row] = self._any_or_all(test(*images) for test in self._tests)
 
 
 def _is_op(column: pa.Array[Any], ops: set[str]) -> Mask:

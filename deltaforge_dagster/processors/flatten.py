@@ -91,7 +91,7 @@ class Flatten:
 
 
 def _is_flat(text: str) -> bool:
-    """Return whether an object has no nested object or list; false also if a string has `{` or `[`."""
+    """Return whether an object has no nested object or list, and no string with `{` or `[`."""
     return "[" not in text and text.find("{", 1) < 0
 
 

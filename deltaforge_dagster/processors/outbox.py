@@ -89,7 +89,7 @@ class Outbox:
         """Do nothing: there is nothing to close."""
 
     def _outbox_rows(self, frame: pa.RecordBatch) -> Longs:
-        """Return the numbers of the outbox rows whose `table` or `db.table` matches the patterns."""
+        """Return the numbers of the outbox rows whose `table` or `db.table` matches a pattern."""
         schema = frame.column("schema")
         assert isinstance(schema, pa.DictionaryArray)
         wanted = [n for n, name in enumerate(schema.dictionary.to_pylist()) if name == SCHEMA]

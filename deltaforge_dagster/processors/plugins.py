@@ -50,7 +50,7 @@ def custom(block: CustomProcessor) -> Processor:
 
 
 class _CheckedProcessor:
-    """A wrapper that converts a processor's exceptions to `ProcessorFailed` and checks its output."""
+    """Wraps a processor, converts its exceptions to `ProcessorFailed`, and checks its output."""
 
     def __init__(self, name: str, processor: Processor) -> None:
         self._name = name

@@ -23,7 +23,7 @@ def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
 
 
 def count_values(texts: pa.StringArray) -> dict[str, int]:
-    """Count the occurrences of each string; `texts` holds JSON strings with escapes but without quotes."""
+    """Count occurrences of each string; `texts` are JSON strings with escapes, without quotes."""
     counts: dict[str, int] = {}
     pairs = pc.value_counts(texts)
     values = cast("list[str]", pairs.field(0).to_pylist())

@@ -167,7 +167,7 @@ class Drift:
         return [name for name in self.declared if name not in self.present]
 
     def _begin(self, columns: Sequence[Declared], version: str) -> None:
-        """Continue with another table version; the drift of columns with another type is discarded."""
+        """Continue with another table version; discard the drift of columns whose type differs."""
         self.version, self.compared, self.present = version, 0, {}
         self.declared = {column.name: column.data_type for column in columns}
         self.columns = {
@@ -190,7 +190,7 @@ class Drift:
 def _problem(
     column: Declared | None, kind: int, cells: Cells, groups: Groups, index: int
 ) -> tuple[Problem, Longs] | None:
-    """Return the problem of a column's values of one type, and the cells that have it; None if none."""
+    """Return the problem of a column's values of one type, and the cells that have it, or None."""
     if column is None:
         return "undeclared_column", groups.cells(index)
     if kind == NULL:
@@ -222,7 +222,7 @@ def _out_of_range(column: Declared, kind: int, cells: Cells, groups: Groups, ind
 
 
 def _longest_that_fits(column: Declared, kind: int) -> int | None:
-    """Return the length of JSON text up to which non-negative values surely fit; None if all values fit."""
+    """Return the length of JSON text up to which non-negative values surely fit; None if all do."""
     if column.length is not None:
         return column.length + 2 if kind == STRING else None
     if column.greatest is not None:
@@ -249,6 +249,6 @@ def _in_range(text: str, least: int, greatest: int) -> bool:
 
 
 def _whole_digits(text: str) -> int:
-    """Return the number of digits before a number's decimal point; 0 for text that is not a plain number."""
+    """Return the number of digits before the decimal point; 0 for text that is no plain number."""
     whole = text.removeprefix("-").partition(".")[0]
     return len(whole.lstrip("0")) if whole.isascii() and whole.isdigit() else 0

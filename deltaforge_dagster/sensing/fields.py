@@ -72,12 +72,12 @@ def displayed(path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """Return a path in the API's notation, such as `items[].price`; empty for the document itself."""
+    """Return a path in the API's notation, such as `items[].price`; empty for the document."""
     return without_root(displayed(path))
 
 
 def without_root(text: str) -> str:
-    """Turn text that begins with a path of `displayed` into text that begins with the same path of `dotted`."""
+    """Replace the path of `displayed` at the beginning of a text by the same path of `dotted`."""
     return text.removeprefix("$").removeprefix(".")
 
 

@@ -42,7 +42,7 @@ class Groups:
         return self._order[start : start + self.counts[index]]
 
     def structures(self) -> Longs:
-        """Return a hash for each document; documents with the same set of pairs have the same hash."""
+        """Return a hash per document; documents with the same set of pairs have the same hash."""
         of_cell = np.repeat(np.arange(len(self.pairs)), self.counts)
         documents = self._cells.document[self._order]
         distinct = np.unique(documents * len(self.pairs) + of_cell)

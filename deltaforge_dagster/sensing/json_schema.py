@@ -1,4 +1,7 @@
-"""Convert a learned schema to JSON Schema, draft 2020-12 or draft-07, which both have the keywords used."""
+"""Convert a learned schema to JSON Schema, draft 2020-12 or draft-07.
+
+Both drafts have the keywords used.
+"""
 
 from __future__ import annotations
 

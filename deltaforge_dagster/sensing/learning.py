@@ -119,7 +119,7 @@ def named_schemas(name: str, table: TableSense) -> dict[str, DocumentSchema]:
 
 
 def _facts(name: str, table: TableSense) -> dict[str, int | str]:
-    """Return the metadata of a table: its schemas, and how many rows differed from their declaration."""
+    """Return a table's metadata: its schemas, and how many rows differed from their declaration."""
     facts: dict[str, int | str] = {
         f"sensing/{key}": f"{schema.sequence} {schema.fingerprint}"
         for key, schema in named_schemas(name, table).items()

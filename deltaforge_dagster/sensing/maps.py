@@ -126,5 +126,5 @@ class MapNames:
 
 
 def _size(capacity: int) -> int:
-    """Return the binary logarithm of the size of a table that holds `capacity` names at 3/4 load."""
+    """Return the binary logarithm of the size of a table for `capacity` names at 3/4 load."""
     return max(3, math.ceil(math.log2(max(capacity, 1) / 0.75)))

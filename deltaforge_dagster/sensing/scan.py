@@ -72,7 +72,7 @@ NO_KEY = -1
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The values of documents in document order; arrays of the same length, with one entry per cell.
+    """The values of documents in document order; arrays of equal length, one entry per cell.
 
     Attributes:
         documents: The number of documents.
@@ -122,7 +122,7 @@ class Cells:
 
 
 def unescaped(text: str) -> str:
-    """Return the value of a JSON string given without quotes; unchanged if it has lone surrogates."""
+    """Return the value of a JSON string without its quotes; unchanged if it has lone surrogates."""
     if "\\" not in text:
         return text
     value = cast("str", json.loads(f'"{text}"', strict=False))
@@ -176,7 +176,7 @@ def _rewritten(document: str) -> str:
 
 
 def _number(text: str) -> int | float:
-    """Return a number of the same type as the text, whose value may differ if the text is very long."""
+    """Return a number of the text's type; its value may differ if the text is very long."""
     if not any(mark in text for mark in ".eE"):
         return int(text[:_DIGITS])
     value = float(text)

@@ -158,7 +158,7 @@ class DocumentSchema:
         return differing
 
     def _grow(self, cells: Cells, groups: Groups) -> set[int]:
-        """Add new paths and types to the schema; return the documents in which they first occurred."""
+        """Add new paths and types to the schema; return the documents where they first occurred."""
         places: dict[int, Path] = {ROOT: ()} | {
             pair >> KIND_BITS: path for pair, (path, _) in self._pairs.items()
         }

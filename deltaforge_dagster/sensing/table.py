@@ -157,7 +157,7 @@ class TableSense:
 
 
 def selected(selection: Selection, name: str) -> bool:
-    """Return whether a selection includes a name; one without `include` patterns includes all names."""
+    """Return whether a selection includes a name; without `include` patterns it includes all."""
     included = not selection.include or Globs(selection.include).match([name])
     return included and not Globs(selection.exclude).match([name])
 

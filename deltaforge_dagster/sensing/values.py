@@ -98,7 +98,7 @@ class FieldValues:
 
     @property
     def format(self) -> str | None:
-        """The format that all strings match, the first by name if there are several; None without one."""
+        """The format that all strings match, the first by name if several do; None if none."""
         return min(self._formats, default=None) if self.strings else None
 
     @property
@@ -109,7 +109,7 @@ class FieldValues:
         return sorted(self._few)
 
     def statistics(self) -> dict[str, Any]:
-        """Return minimum, maximum and the estimated number of distinct values; empty if not tracked."""
+        """Return minimum, maximum and estimated number of distinct values; empty if not tracked."""
         if self._distinct is None or self._distinct.is_empty():
             return {}
         return {
@@ -132,7 +132,7 @@ class FieldValues:
 
     @classmethod
     def restored(cls, tracking: Tracking, state: dict[str, Any]) -> FieldValues:
-        """Return the values with a state that `state` returned; newly tracked statistics start empty."""
+        """Return the values with a state from `state`; newly tracked statistics start empty."""
         values = cls(tracking)
         values.strings = state["strings"]
         values.shortest, values.longest = state["lengths"]
@@ -165,7 +165,7 @@ class FieldValues:
 
 
 def _number(text: str) -> int | float:
-    """Return the number that a text denotes; as a float if the text is longer than 18 characters."""
+    """Return the number that a text denotes, as a float if it is longer than 18 characters."""
     return cast("int | float", json.loads(text)) if len(text) <= _DIGITS else float(text)
 
 

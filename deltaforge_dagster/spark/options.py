@@ -90,8 +90,8 @@ def check(kind: Kind, options: Mapping[str, str]) -> None:
             problems.append(f"option {name!r} is unknown; known are {names}")
         elif _holds_secret(kind, name, text):
             problems.append(
-                f"option {name!r} holds a secret, which Spark would show: write ${{NAME}} for it, and "
-                "give its value to register(spark, secrets={...}) or to the tasks' environment"
+                f"option {name!r} holds a secret, which Spark would show: write ${{NAME}} for it, "
+                "and give its value to register(spark, secrets={...}) or to the tasks' environment"
             )
     if JOB in options and not NAME.fullmatch(options[JOB]):
         problems.append("option 'job' must be 1 to 100 letters, digits, `-`, `_` or `.`")

@@ -1,15 +1,17 @@
 """Convert rows of a DataFrame to messages.
 
-=============  ========================  ================================================================
+=============  ========================  ==========================================================
 column         type                      meaning
-=============  ========================  ================================================================
+=============  ========================  ==========================================================
 `value`        string                    The message. Null only for Kafka: a tombstone.
 `key`          string                    The message's key; if absent or null: none.
-`destination`  string                    Stream, topic or subject; if absent or null: that of the option.
+`destination`  string                    Stream, topic or subject; if absent or null: that of the
+                                         option.
 `headers`      map of strings, or JSON   If absent or null: none.
-`event_id`     string                    Id by which consumers detect duplicates; if absent or null: the
-                                         job's name, the partition and the row's number in it.
-=============  ========================  ================================================================
+`event_id`     string                    Id by which consumers detect duplicates; if absent or
+                                         null: the job's name, the partition and the row's
+                                         number in it.
+=============  ========================  ==========================================================
 
 Other columns are rejected. Names are case-insensitive, as in Spark.
 """

@@ -63,7 +63,7 @@ def register(
 
 
 def _source(given_kind: Kind, given_secrets: dict[str, str]) -> type[DataSource]:
-    """Return a new subclass of `_Source`: Spark creates its objects and ships its class attributes."""
+    """Return a subclass of `_Source`: Spark creates its objects and ships its class attributes."""
 
     class Registered(_Source):
         kind = given_kind

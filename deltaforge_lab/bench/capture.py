@@ -1,4 +1,4 @@
-"""`deltaforge bench capture`: capture a backlog from the source into the journal, without delivering it.
+"""`deltaforge bench capture`: capture a backlog into the journal without delivering it.
 
 One thread reads, decodes and journals, as in a run, in segments as large as the defaults allow.
 With `--parallel`, Spark tasks do this, as in a run whose sinks wait for the backlog.
@@ -168,7 +168,7 @@ def measure(
 
 
 class _Bench:
-    """A pipeline that captures from one server repeatedly, each time from where the last capture ended.
+    """A pipeline that captures from one server repeatedly, each time from where it last ended.
 
     Args:
         server: The server.
@@ -195,7 +195,11 @@ class _Bench:
         self._store.close()
 
     def capture(self, rows: int) -> tuple[float, int, int]:
-        """Capture `rows` changes; return the seconds, the number of segments, and how many of them tasks wrote."""
+        """Capture `rows` changes.
+
+        Returns:
+            The seconds, the number of segments, and how many of them tasks wrote.
+        """
         name, spec = self._loaded.name, self._loaded.spec
         row = self._store.pipelines.get(name)
         lease = HeldLease.acquire(

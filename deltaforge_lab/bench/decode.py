@@ -1,9 +1,9 @@
-"""`deltaforge bench decode`: measure the decoder alone, in rows per second, on one core, from memory.
+"""`deltaforge bench decode`: measure the decoder alone, in rows per second.
 
-The log is synthetic (`orders` of each source in `synthetic`: inserts of six columns, 100 rows per
-transaction, 1,000 for MySQL), so the numbers show the speed of the kernels, not of a server. They
-are measured in processor time, which other programs on the machine affect less than wall-clock
-time.
+It decodes from memory, on one core. The log is synthetic (`orders` of each source in `synthetic`:
+inserts of six columns, 100 rows per transaction, 1,000 for MySQL), so the numbers show the speed of
+the kernels, not of a server. They are measured in processor time, which other programs on the
+machine affect less than wall-clock time.
 """
 
 from __future__ import annotations

@@ -43,14 +43,19 @@ PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
 
 WARM_ROWS = 60_000
 WARM_BACKLOG = 20_000
-"""At most `WARM_ROWS` rows, but no more than are measured, warm everything up, in backlogs of `WARM_BACKLOG`."""
+"""At most `WARM_ROWS` rows, but no more than are measured, warm everything up, in backlogs of
+`WARM_BACKLOG`.
+"""
 
 _RAW_WRITE_ROWS = 100_000
 
 
 @contextmanager
 def pair_servers(pair: str, shape: Shape, say: Say) -> Iterator[tuple[BenchSource, BenchSink]]:
-    """Start the servers of a pair and create the source's table; yield source and sink, and stop them at the end."""
+    """Start the servers of a pair and create the source's table; yield source and sink.
+
+    At the end the servers are stopped.
+    """
     source_kind, sink_kind = PAIRS[pair]
     say("starting the servers")
     with closing(SOURCES[source_kind]()) as source, closing(SINKS[sink_kind]()) as sink:
@@ -60,7 +65,7 @@ def pair_servers(pair: str, shape: Shape, say: Say) -> Iterator[tuple[BenchSourc
 
 @dataclass(frozen=True, slots=True)
 class BusiestThread:
-    """The thread of a group of processes that used the most processor time, and its seconds per million events."""
+    """The busiest thread of a group of processes, and its processor seconds per million events."""
 
     name: str
     seconds_per_million: float

@@ -74,7 +74,7 @@ class Installation:
         return LiveRun(self._loaded, self.context, options)
 
     def catch_up(self, timeout: float | None = None) -> RunOutcome:
-        """Execute a run until everything is captured and delivered, or until `timeout` seconds have passed."""
+        """Execute a run until everything is captured and delivered, or for `timeout` seconds."""
         run = self.run(until_caught_up=True)
         clock = threading.Timer(timeout or 0, run.request_end, ["asked"])
         if timeout is not None:
@@ -158,7 +158,7 @@ def installed(
     jars: Sequence[Path] = (),
     say: Say,
 ) -> Iterator[Installation]:
-    """Yield an installation in a temporary directory, with Spark running and the start position fixed.
+    """Yield an installation in a temporary directory, with Spark running and a fixed start.
 
     `max_bytes` is the value of `spec.batch.max_bytes`, and `jars` are Spark's.
     """

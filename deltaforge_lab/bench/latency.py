@@ -143,7 +143,7 @@ class _Writer:
         self.told: dict[int, float] = {}
 
     def write(self, rate: int, per_transaction: int, seconds: float) -> None:
-        """Write `rate` rows per second for `seconds`; a late transaction does not delay later ones."""
+        """Write `rate` rows per second for `seconds`; late transactions do not delay later ones."""
         began = time.monotonic()
         for turn in range(round(rate * seconds / per_transaction)):
             ahead = turn * per_transaction / rate - (time.monotonic() - began)

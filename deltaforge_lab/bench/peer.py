@@ -1,4 +1,4 @@
-"""`--peer COMMAND`: drain the same log alternately with a run of DeltaForge and with another program.
+"""`--peer COMMAND`: drain the same log alternately with DeltaForge and with another program.
 
 The program is a process that is started for each drain. DeltaForge's run is in this process, as in
 the benchmark without a peer. Each has its own destination in the same server, and its own place in
@@ -175,7 +175,10 @@ class Program:
         directory: Path,
         environment: Mapping[str, str],
     ) -> Self:
-        """Return the peer: a command that is executed in the current directory, and whose output is kept in `directory`."""
+        """Return the peer, a command that is executed in the current directory.
+
+        Its output is kept in `directory`.
+        """
         name = "the peer"
         start = partial(
             ServerProcess,
@@ -212,7 +215,7 @@ class OwnRun:
         """0 if it has caught up, 1 if it has failed; None while it is running."""
         return None if self.running else int(bool(self._problem))
 
-    def stop(self, number: signal.Signals, seconds: float) -> None:  # noqa: ARG002 - it is no process
+    def stop(self, number: signal.Signals, seconds: float) -> None:  # noqa: ARG002 - no process
         """Ask it to end, and wait."""
         self._run.request_end("asked")
         self._thread.join()
@@ -324,7 +327,7 @@ def compare(
 
 
 def establish(program: Program, source: BenchSource, sink: BenchSink, patience: float) -> int:
-    """Start a program until a row arrives that was written while it ran; return the number of rows written.
+    """Start a program until a row written while it ran arrives; return the number of rows written.
 
     A program that exits with 0 when it has caught up is started again.
 
@@ -340,7 +343,9 @@ def establish(program: Program, source: BenchSource, sink: BenchSink, patience: 
             while size() == before:
                 if not process.running:
                     if process.exit_code != 0:
-                        raise DeltaforgeError(_ended(program, process, "before anything arrived"))
+                        raise DeltaforgeError(
+                            _end_text(program, process, "before anything arrived")
+                        )
                     process.stop(signal.SIGTERM, _STOP_SECONDS)
                     process = program.start()
                 if time.monotonic() > deadline:
@@ -394,11 +399,11 @@ def drain(
                     break
                 where = f"with {arrived:,} of {rows:,} messages in {program.destination!r}"
                 if not running:
-                    raise DeltaforgeError(_ended(program, process, where))
+                    raise DeltaforgeError(_end_text(program, process, where))
                 if now - began > patience:
                     raise DeltaforgeError(
-                        f"{program.name} was still running after {patience:g} s (--timeout), {where}; "
-                        f"its output ends: {process.log_tail()}"
+                        f"{program.name} was still running after {patience:g} s (--timeout), "
+                        f"{where}; its output ends: {process.log_tail()}"
                     )
                 time.sleep(_LOOK_SECONDS)
         _wait_until_quiet(size)
@@ -406,7 +411,8 @@ def drain(
         marks = size() - before - readable
     if readable < rows:
         raise DeltaforgeError(
-            f"{program.name}: only {readable:,} of {rows:,} messages in {program.destination!r} can be read"
+            f"{program.name}: only {readable:,} of {rows:,} messages "
+            f"in {program.destination!r} can be read"
         )
     if marks > rows * _MARKS:  # they are counted like messages, so the end was seen much too early
         raise DeltaforgeError(
@@ -455,7 +461,7 @@ def _words(command: str) -> list[str]:
     return words
 
 
-def _ended(program: Program, process: Started, where: str) -> str:
+def _end_text(program: Program, process: Started, where: str) -> str:
     return (
         f"{program.name} ended with exit code {process.exit_code} {where}; "
         f"its output ends: {process.log_tail()}"

@@ -155,7 +155,7 @@ def _spec(home: Path, sinks: int) -> Any:
 
 
 def _deliver(encoder: Encoder, segment: SegmentRow, senders: int) -> tuple[float, int]:
-    """Encode a segment and send it from one thread per sink; return seconds and the mean value size."""
+    """Encode a segment and send it from one thread per sink; return seconds and mean value size."""
     began = time.monotonic()
     encoded = encoder.encode([segment])
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""The tables that benchmarks write: their columns, and the statements that generate rows in the server.
+"""The tables that benchmarks write: columns, and statements that generate rows in the server.
 
 Row `n` is a function of `n` alone and is computed by the server, so writing takes no time in the
 benchmark's process. One statement is one transaction.
@@ -16,7 +16,10 @@ Dialect = Literal["postgres", "mysql"]
 
 @dataclass(frozen=True, slots=True)
 class BenchColumn:
-    """A column: its type, and its value in row `n` as SQL; the `mysql_` fields are set if MySQL differs."""
+    """A column: its type, and its value in row `n` as SQL.
+
+    The `mysql_` fields are set if MySQL differs.
+    """
 
     name: str
     type: str

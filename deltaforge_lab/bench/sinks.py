@@ -140,7 +140,10 @@ class KafkaBench(BenchSink):
         self._kafka.create_topic(destination, PARTITIONS, settings)
 
     def count(self, destination: str = DESTINATION) -> int:
-        """Return how many records a consumer gets with isolation level read_committed; each is read once."""
+        """Return how many records a consumer gets with isolation level read_committed.
+
+        Each record is read once.
+        """
         offsets = self._next.setdefault(destination, [0] * PARTITIONS)
         counted = self._counted.get(destination, 0)
         for message in self._records(destination, offsets):
@@ -162,7 +165,10 @@ class KafkaBench(BenchSink):
             consumer.close()
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield the records; a transaction becomes visible slightly after the timestamps of its records."""
+        """Yield the records.
+
+        A transaction becomes visible slightly after the timestamps of its records.
+        """
         for message in self._records(DESTINATION, [0] * PARTITIONS):
             yield Arrival(orjson.loads(message.value()), message.timestamp()[1])
 

@@ -1,4 +1,4 @@
-"""`deltaforge bench snapshot`: read a table in chunks, as a snapshot's tasks do, without delivering it.
+"""`deltaforge bench snapshot`: read a table in chunks as a snapshot's tasks do; deliver nothing.
 
 Each reader is a process with its own connection, like Spark's workers. The limit is the same table,
 sent whole by the server to one client that discards the bytes. The readers' processor seconds show
@@ -169,7 +169,10 @@ def _pool(readers: int) -> ProcessPoolExecutor:
 
 
 def _warm_up(pool: ProcessPoolExecutor, readers: int, snapshots: Snapshots, watermark: str) -> None:
-    """Have every reader load its kernels: two small chunks per reader, since one reader may take several."""
+    """Have every reader load its kernels.
+
+    There are two small chunks per reader, since one reader may take several.
+    """
     small = next(iter(snapshots.plan(None, _WARM_ROWS)))
     list(pool.map(_read, [(snapshots, watermark, [small])] * readers * 2))
 
@@ -186,7 +189,10 @@ def _read(part: tuple[Snapshots, str, Sequence[Chunk]]) -> _Part:
 
 
 def _peak_rss_mb() -> int:
-    """Return the peak resident memory of this process in MiB (proc(5), "/proc/pid/status": VmHWM)."""
+    """Return the peak resident memory of this process in MiB.
+
+    It is VmHWM in "/proc/pid/status" (proc(5)).
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) >> 10

@@ -70,7 +70,7 @@ class BenchSource(ABC):
         """Create the table."""
 
     def write(self, first: int, rows: int, writers: int = 1) -> Iterator[int]:
-        """Write rows from number `first` on, 1,000 per transaction; yield the number of rows written so far.
+        """Write rows from `first` on, 1,000 per transaction; yield how many are written so far.
 
         Each of the writers has its own connection. They share the transactions, which commit in any
         order.
@@ -109,7 +109,7 @@ class BenchSource(ABC):
 
     @abstractmethod
     def add(self, first: int, rows: int) -> float:
-        """Write rows in one transaction; return the time when COMMIT was sent, in seconds since 1970."""
+        """Write rows in one transaction; return when COMMIT was sent, in seconds since 1970."""
 
     @abstractmethod
     def begin_backlog(self) -> None:

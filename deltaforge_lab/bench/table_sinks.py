@@ -126,7 +126,10 @@ class _IcebergBench(_LakeBench):
 
 
 def _parquet_writer(folder: Path, files: fsspec.AbstractFileSystem, target: str) -> RawWriter:
-    """Return what writes the rows of a folder's data files as one file; the formats' own files begin with `_`."""
+    """Return what writes the rows of a folder's data files as one file.
+
+    The formats' own files begin with `_`.
+    """
     paths = [
         path
         for path in folder.rglob("*.parquet")
@@ -173,7 +176,7 @@ class _PostgresBench(TableBench):
         return cast("int", row[0])
 
     def raw_writer(self) -> RawWriter:
-        """Return what fills a new table of the same columns and keys with one COPY, and commits it."""
+        """Return what fills and commits a new table of the same columns and keys with one COPY."""
         with psycopg.connect(self._dsn) as connection, connection.cursor() as cursor:
             with cursor.copy(f"COPY {_NAME} TO STDOUT (FORMAT binary)".encode()) as copy:
                 rows = b"".join(copy)

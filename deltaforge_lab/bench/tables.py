@@ -230,7 +230,10 @@ class _OpenBench:
     def drain(
         self, pair: str, rows: int, write: Callable[[], None], *, from_journal: bool = False
     ) -> TableDrain:
-        """Write a backlog of `rows` changes, and deliver it; with `from_journal` it is captured before the measurement."""
+        """Write a backlog of `rows` changes and deliver it.
+
+        With `from_journal` it is captured before the measurement.
+        """
         write()
         if from_journal:
             self.capture()
@@ -263,7 +266,7 @@ class _OpenBench:
         )
 
     def drain_with_limits(self, pair: str, rows: int, *, from_journal: bool) -> TableDrain:
-        """Write a backlog of `rows` inserts, deliver it, check that all have arrived, and measure the limits."""
+        """Write, deliver and check a backlog of `rows` inserts, and measure the limits."""
 
         def write() -> None:
             self.source.begin_backlog()
@@ -389,7 +392,10 @@ class _ChangeWriter:
                     f"UPDATE {table} SET note = '{_CHANGED}' WHERE id = ANY(%s)",  # noqa: S608
                     [keys[:updates]],
                 )
-                connection.execute(f"DELETE FROM {table} WHERE id = ANY(%s)", [keys[updates:]])  # noqa: S608
+                connection.execute(
+                    f"DELETE FROM {table} WHERE id = ANY(%s)",  # noqa: S608
+                    [keys[updates:]],
+                )
                 inserts = count - updates - deletes
                 connection.execute(self._shape.insert("postgres", self._next, inserts).encode())
                 connection.commit()

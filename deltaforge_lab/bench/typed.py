@@ -1,8 +1,8 @@
-"""`deltaforge bench typed`: measure how fast row images become Arrow tables with types, on one core, from memory.
+"""`deltaforge bench typed`: measure how fast row images become Arrow tables with types.
 
-The rows have the columns of `orders6`, as each source's decoder writes them of a synthetic log
-(`bench decode`). Only `typed_rows` is measured, in processor time, which other programs on the
-machine affect less than wall-clock time.
+The measurement is on one core, from memory. The rows have the columns of `orders6`, as each
+source's decoder writes them of a synthetic log (`bench decode`). Only `typed_rows` is measured, in
+processor time, which other programs on the machine affect less than wall-clock time.
 """
 
 from __future__ import annotations

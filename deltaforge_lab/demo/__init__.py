@@ -1,1 +1,1 @@
-"""`deltaforge demo`: the whole platform on real servers, with live changes and a proof of delivery."""
+"""`deltaforge demo`: the whole platform on real servers, live changes and a proof of delivery."""

@@ -1,4 +1,4 @@
-"""`deltaforge demo`: run the whole platform on real servers with live changes, and prove the delivery.
+"""`deltaforge demo`: run the platform on real servers with live changes, and prove delivery.
 
 The demo writes changes in three phases. A few *first* changes make the sensor start a run; they
 wait for the run, a Spark session and compiled kernels. *Calm* changes follow at a steady pace, a
@@ -75,7 +75,10 @@ def demo(
     home: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for state, journal and logs, kept afterwards. Default: a temporary directory."
+            help=(
+                "Directory for state, journal and logs, kept afterwards. "
+                "Default: a temporary directory."
+            ),
         ),
     ] = None,
 ) -> None:
@@ -160,7 +163,9 @@ def _summary(result: Result) -> RenderableType:
     return _summary_display(
         result.verdicts,
         {
-            "captured": f"{pluralize(result.captured, 'change')} in {pluralize(result.ranges, 'range')}",
+            "captured": (
+                f"{pluralize(result.captured, 'change')} in {pluralize(result.ranges, 'range')}"
+            ),
             "burst": "nothing of it arrived"
             if result.burst_rate is None
             else f"{result.burst_rate:,.0f} changes/s, commit to arrival",
@@ -186,7 +191,10 @@ class _Demo:
         self._failure: BaseException | None = None
 
     def run(self) -> Result:
-        """Write all changes, wait for them, and return the result; the display lasts as long as this call."""
+        """Write all changes, wait for them, and return the result.
+
+        The display lasts as long as this call.
+        """
         self._workload.create_tables()
         self._environment.start_platform()
         first = min(_FIRST_MOST, round(self._changes * _FIRST_SHARE))
@@ -203,7 +211,8 @@ class _Demo:
             arrived = arrived and self._write(calm, _CALM_TRANSACTION, _CALM_SECONDS)
             if arrived:
                 self._log(
-                    f"writing {pluralize(burst, 'change')} as fast as {self._database.title} takes them"
+                    f"writing {pluralize(burst, 'change')} "
+                    f"as fast as {self._database.title} takes them"
                 )
             burst_at = time.time()
             if arrived:
@@ -235,7 +244,7 @@ class _Demo:
         return proof.verdict()
 
     def _write(self, changes: int, per_transaction: int, seconds: float = 0) -> bool:
-        """Write from a separate thread; return True when every sink has as many changes as were written.
+        """Write from a separate thread; return True once every sink has as many changes as written.
 
         Return False when the demo gives up waiting for the rest (`Patience`); that rest counts as
         lost.
@@ -245,7 +254,9 @@ class _Demo:
         """
         stop = threading.Event()
         writer = threading.Thread(
-            target=self._write_here, args=(changes, per_transaction, seconds, stop), daemon=True
+            target=self._write_in_thread,
+            args=(changes, per_transaction, seconds, stop),
+            daemon=True,
         )
         writer.start()
         try:
@@ -272,7 +283,7 @@ class _Demo:
             ) from self._failure
         return everything
 
-    def _write_here(
+    def _write_in_thread(
         self, changes: int, per_transaction: int, seconds: float, stop: threading.Event
     ) -> None:
         try:
@@ -313,7 +324,10 @@ class _Demo:
 
 @contextmanager
 def _directory(home: Path | None) -> Iterator[Path]:
-    """Yield the demo's directory: keep a given one, and a temporary one only after a `DeltaforgeError`."""
+    """Yield the demo's directory.
+
+    A given one is kept, a temporary one only after a `DeltaforgeError`.
+    """
     if home is not None:
         home = home.absolute()
         home.mkdir(parents=True, exist_ok=True)

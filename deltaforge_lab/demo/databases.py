@@ -116,7 +116,8 @@ class SqliteDatabase:
             for table in self.tables:
                 columns = ", ".join(f"{column.name} {column.type}" for column in table.columns)
                 connection.execute(
-                    f"CREATE TABLE {table.name} (id INTEGER PRIMARY KEY, version INTEGER, {columns})"
+                    f"CREATE TABLE {table.name} "
+                    f"(id INTEGER PRIMARY KEY, version INTEGER, {columns})"
                 )
 
     @contextmanager

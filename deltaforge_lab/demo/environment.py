@@ -113,7 +113,7 @@ class DemoEnvironment:
         load_pipeline(self._file)
 
     def _start_servers(self) -> None:
-        """Start Redis, and PostgreSQL if it is the source, from Python packages if these are installed."""
+        """Start Redis, and PostgreSQL if it is the source, from Python packages if installed."""
         self.database = self._start_database()
         self._say("starting Redis")
         redis = self._owned.enter_context(RedisServer.start(origins=["package", "installed"]))

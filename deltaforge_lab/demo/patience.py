@@ -11,7 +11,7 @@ STUCK_SECONDS = 120.0
 """A working run delivers something within this time."""
 
 START_SECONDS = ANSWER_SECONDS + STUCK_SECONDS
-"""A run has begun to work within this time: one tick to request it, and the start of its process."""
+"""A run begins to work within this time: one tick to request it, and its process's start."""
 
 _QUIET_SECONDS = 10.0
 """After this time without an arrival the demo reports what it waits for."""
@@ -32,7 +32,7 @@ class Patience:
         self._moved = now
         self._run: str | None = None
         self._since = now
-        self._said: str | None = None
+        self._reported: str | None = None
 
     def poll(
         self, now: float, arrived: Mapping[str, int], run: str | None, *, writing: bool
@@ -46,13 +46,13 @@ class Patience:
             writing: Whether changes are still being written.
         """
         if writing or arrived != self._arrived:
-            self._arrived, self._moved, self._said = dict(arrived), now, None
+            self._arrived, self._moved, self._reported = dict(arrived), now, None
         if run != self._run:
             self._run, self._since = run, now
         what = self._awaited()
-        if what == self._said or now - max(self._moved, self._since) < _QUIET_SECONDS:
+        if what == self._reported or now - max(self._moved, self._since) < _QUIET_SECONDS:
             return None
-        self._said = what
+        self._reported = what
         return f"waiting for {what}"
 
     def over(self, now: float) -> str | None:

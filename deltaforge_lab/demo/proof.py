@@ -52,7 +52,7 @@ class Proof:
         self._tables = {table.name: table for table in tables}
         self._seen: dict[tuple[str, int], int] = {}
         """For each key, a bit set of the steps seen; the highest bit is the latest change."""
-        self._delivered = self._found = 0
+        self._delivered = self._matched = 0
         self._duplicated = self._out_of_order = self._wrong = 0
 
     def see(self, event: dict[str, Any]) -> None:
@@ -70,20 +70,20 @@ class Proof:
         if seen >> number:
             self._out_of_order += 1
         self._seen[key] = seen | 1 << number
-        self._found += 1
+        self._matched += 1
 
     def verdict(self) -> SinkVerdict:
         """Return the result for all events seen so far."""
         return SinkVerdict(
             delivered=self._delivered,
-            lost=self._record.total - self._found,
+            lost=self._record.total - self._matched,
             duplicated=self._duplicated,
             out_of_order=self._out_of_order,
             wrong=self._wrong,
         )
 
     def _step(self, event: dict[str, Any]) -> tuple[tuple[str, int], int] | None:
-        """Return key and step number of the written change that `event` matches, None if there is none."""
+        """Return key and step number of the written change that `event` matches, None if none."""
         try:
             op, before, after = event["op"], event["before"], event["after"]
             table = self._tables[event["source"]["table"]]
@@ -151,7 +151,7 @@ class ArrivalCounter:
 
 
 def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list[int]:
-    """Return the sorted latencies, in ms, of the changes committed between `since_ms` and `until_ms`."""
+    """Return the sorted latencies, in ms, of changes committed from `since_ms` to `until_ms`."""
     return sorted(
         arrival.at_ms - arrival.event["ts_ms"]
         for arrival in arrivals
@@ -160,7 +160,7 @@ def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list
 
 
 def arrival_rate(arrivals: Iterable[Arrival], since_ms: int) -> float | None:
-    """Return how many of the changes committed since `since_ms` arrived per second, None if none did.
+    """Return how many changes committed since `since_ms` arrived per second; None if none did.
 
     The rate is taken over the time from `since_ms` to the last arrival.
     """

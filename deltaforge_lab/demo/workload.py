@@ -75,7 +75,8 @@ TABLES = (
         (
             DemoColumn("customer_id", "bigint", lambda key, _: key * 7919 % 100_003),
             DemoColumn("status", "text", lambda _, version: _STATES[version % len(_STATES)]),
-            DemoColumn("amount", "numeric(12,2)", lambda key, version: f"{key % 997}.{version % 100:02}"),
+            DemoColumn("amount", "numeric(12,2)",
+                   lambda key, version: f"{key % 997}.{version % 100:02}"),
             DemoColumn("note", "text", lambda key, version: None if key % 5 else f"note {version}"),
         ),
         full_identity=True,
@@ -84,7 +85,8 @@ TABLES = (
         "payments",
         (
             DemoColumn("order_id", "bigint", lambda key, _: key),
-            DemoColumn("paid_on", "date", lambda key, version: f"2024-{version % 12 + 1:02}-{key % 28 + 1:02}"),
+            DemoColumn("paid_on", "date",
+                   lambda key, version: f"2024-{version % 12 + 1:02}-{key % 28 + 1:02}"),
             DemoColumn("details", "jsonb", lambda key, version: f'{{"k": [{key}, {version}]}}',
                    lambda text: {"k": [int(part) for part in text[7:-2].split(",")]}),
         ),
@@ -190,7 +192,7 @@ class Workload:
     def __init__(self, database: DemoDatabase, seed: int = 1) -> None:
         self.record = Record()
         self._database = database
-        self._chance = random.Random(seed)  # noqa: S311 - not for secrets
+        self._random = random.Random(seed)  # noqa: S311 - not for secrets
         self._rows = [_Rows(table) for table in database.tables]
 
     def create_tables(self) -> None:
@@ -226,8 +228,8 @@ class Workload:
         for index, rows in enumerate(self._rows):
             share = size // len(self._rows) + (index < size % len(self._rows))
             inserted = rows.insert(max(round(share * _SHARE_INSERTED), min(share, 1)))
-            updated = rows.update(round(share * _SHARE_UPDATED), self._chance)
-            deleted = rows.delete(share - len(inserted) - len(updated), self._chance)
+            updated = rows.update(round(share * _SHARE_UPDATED), self._random)
+            deleted = rows.delete(share - len(inserted) - len(updated), self._random)
             statements: list[tuple[Op, dict[int, int]]]
             statements = [("c", inserted), ("u", updated), ("d", deleted)]
             written += [(rows.table, op, changed) for op, changed in statements if changed]

@@ -1,1 +1,4 @@
-"""Real servers for the demo, benchmarks and tests: databases, brokers, object storage, registries; an HTTP server that records."""
+"""Real servers for the demo, benchmarks and tests.
+
+They are databases, brokers, object storage, registries, and an HTTP server that records.
+"""

@@ -1,4 +1,7 @@
-"""Whether one Avro schema can read what another has written (Apache Avro Specification, "Schema Resolution")."""
+"""Whether one Avro schema can read what another has written.
+
+The rules are those of the Apache Avro Specification, "Schema Resolution".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of servers: a program with settings and a directory, which ends with this process."""
+"""The base class of servers: programs with settings and a directory; they end with this process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Server(ABC):
         return self._own().pid
 
     def restart(self, settings: Mapping[str, str] | None = None) -> None:
-        """Restart the server on the same port and data, with changed settings; stop it first if needed."""
+        """Restart the server on the same port and data with changed settings; stop it if needed."""
         self._own()
         self.stop()
         self._settings.update(settings or {})
@@ -96,7 +96,10 @@ class Server(ABC):
         """Start the program with the settings, and wait until it answers."""
 
     def _run_on_free_port(self, use: Callable[[int], None]) -> None:
-        """Run on a free port, which is passed to `use`; retry with another one if it is taken meanwhile."""
+        """Run on a free port, which is passed to `use`.
+
+        If the port is taken meanwhile, retry with another one.
+        """
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             use(free_port())
             try:

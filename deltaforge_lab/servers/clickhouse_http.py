@@ -30,8 +30,9 @@ USER = "default"
 PASSWORD_VARIABLE = "CLICKHOUSE_PASSWORD"  # noqa: S105 - the name of a variable
 
 _OF_INTERFACE = {
-    "query", "database", "user", "password", "query_id", "session_id", "session_timeout", "default_format",
-    "wait_end_of_query", "compress", "decompress", "enable_http_compression", "role", "client_protocol_version",
+    "query", "database", "user", "password", "query_id", "session_id", "session_timeout",
+    "default_format", "wait_end_of_query", "compress", "decompress", "enable_http_compression",
+    "role", "client_protocol_version",
 }  # fmt: skip
 """Parameters that are no settings."""
 
@@ -133,7 +134,7 @@ class ClickhouseInterface(BaseHTTPRequestHandler):
         query, data = parameters.get("query"), body
         if query is None:
             query, data = body.decode(), b""
-        if not self._known(parameters):
+        if not self._is_authenticated(parameters):
             text = (
                 f"Code: 516. DB::Exception: {USER}: Authentication failed. (AUTHENTICATION_FAILED)"
             )
@@ -153,7 +154,7 @@ class ClickhouseInterface(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing: queries may hold values."""
 
-    def _known(self, parameters: Mapping[str, str]) -> bool:
+    def _is_authenticated(self, parameters: Mapping[str, str]) -> bool:
         scheme, _, encoded = self.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "basic":
             user, _, key = base64.b64decode(encoded).decode("latin-1").partition(":")

@@ -55,7 +55,7 @@ def unpack(
         for file in _download(package, release, home):
             if only and file.name.partition("_")[0] not in only:
                 continue
-            _done(["dpkg-deb", "-x", str(file), str(directory)], package)
+            _execute(["dpkg-deb", "-x", str(file), str(directory)], package)
     # Releases up to bookworm keep the C library outside of /usr.
     folders = [directory / folder / "x86_64-linux-gnu" for folder in ("usr/lib", "lib")]
     loader = next(path for folder in folders if (path := folder / _LOADER).exists())
@@ -87,13 +87,13 @@ def _download(package: str, release: str, home: Path) -> list[Path]:
     apt = ["apt-get", "-q", "-y"]
     for name, value in options.items():
         apt += ["-o", f"{name}={value}"]
-    _done([*apt, "update"], package)
-    _done([*apt, "install", "--download-only", package], package)
-    _done([*apt, "autoclean"], package)  # versions that the release no longer has
+    _execute([*apt, "update"], package)
+    _execute([*apt, "install", "--download-only", package], package)
+    _execute([*apt, "autoclean"], package)  # versions that the release no longer has
     return sorted((home / "archives").glob("*.deb"))
 
 
-def _done(command: list[str], package: str) -> None:
+def _execute(command: list[str], package: str) -> None:
     outcome = run_as(command, None, Path("/"))
     if outcome.returncode:
         message = " / ".join(outcome.stderr.strip().splitlines()[-3:])

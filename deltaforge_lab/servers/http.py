@@ -108,7 +108,7 @@ class HttpServer:
             server._listener.server_close()  # waits for the threads of the connections
 
     def bodies(self, target: str | None = None) -> list[bytes]:
-        """Return the bodies of the requests to a target that were answered with success, in order."""
+        """Return the bodies of a target's requests that were answered with success, in order."""
         return [
             request.body
             for request in self.received
@@ -224,5 +224,8 @@ class _Connection(BaseHTTPRequestHandler):
         """Log nothing: the requests are in `HttpServer.received`."""
 
     def _client_has_gone(self) -> bool:
-        """Return whether the connection ended during a wait; clients send nothing before their answer."""
+        """Return whether the connection ended during a wait.
+
+        Clients send nothing before their answer.
+        """
         return bool(select.select([self.request], [], [], 0)[0])

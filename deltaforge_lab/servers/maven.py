@@ -15,7 +15,7 @@ from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.folders import user_cache
 from deltaforge_dagster.processes.maven import Artifact, download
 
-_AT_ONCE = 8
+_PARALLEL = 8
 
 
 def parse_pins(text: str) -> list[Artifact]:
@@ -33,7 +33,7 @@ def fetch(artifacts: Iterable[Artifact]) -> list[Path]:
             not the one that was pinned.
     """
     cache = user_cache() / "maven"
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL) as pool:
         return list(pool.map(lambda artifact: _cached(artifact, cache), artifacts))
 
 

@@ -223,7 +223,10 @@ class MysqlServer(OneProcessServer):
 
 
 def connect(dsn: str) -> pymysql.Connection[Any]:
-    """Open a connection in autocommit mode; with `ssl-mode` in the DSN it is encrypted, and nothing is verified."""
+    """Open a connection in autocommit mode.
+
+    With `ssl-mode` in the DSN it is encrypted, and nothing is verified.
+    """
     parts = urlsplit(dsn)
     host = parts.hostname or "127.0.0.1"
     # A local connection needs no TLS unless it is asked for, and creating a TLS context takes 10

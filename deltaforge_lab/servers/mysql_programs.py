@@ -110,12 +110,12 @@ def find(version: Version | None, origins: Sequence[Origin], scratch: Path) -> P
 
 
 def describe(origins: Sequence[Origin]) -> str:
-    """Describe what `find` would return without a version, or how to get MySQL; downloads nothing."""
+    """Describe what `find` returns without a version, or how to get MySQL; download nothing."""
     for origin in origins:
         if origin == "package" and sys.platform == "linux" and platform.machine() == "x86_64":
             return f"mysqld 8.0.15 ({_MYSQL_8.coordinates})"
         if origin == "installed" and (program := _installed()):
-            return _says(program)
+            return _version_text(program)
     return HOW_TO_GET
 
 
@@ -175,7 +175,7 @@ def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
 def _mariadb_of_debian(
     package: str, release: str, folder: str, scripts: str, scratch: Path
 ) -> Programs:
-    """Unpack Debian's MariaDB whose scripts are in `folder`, with names that begin with `scripts`."""
+    """Unpack Debian's MariaDB; its scripts in `folder` have names that begin with `scripts`."""
     home = scratch / "mariadb"
     loader = debian.unpack(package, release, home)
     share = home / "usr/share" / folder
@@ -234,8 +234,8 @@ def _made_executable(home: Path) -> str:
 def _installed() -> Path | None:
     path = shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin:/usr/local/mysql/bin")
     program = Path(path) if path else None
-    return program if program and "MariaDB" not in _says(program) else None
+    return program if program and "MariaDB" not in _version_text(program) else None
 
 
-def _says(program: Path) -> str:
+def _version_text(program: Path) -> str:
     return run_as([str(program), "--version"], None, Path("/")).stdout.strip()

@@ -26,8 +26,9 @@ ADMINISTRATOR = "admin"
 """The user that a customer of the service gets (its master user)."""
 
 _GRANTS = (
-    "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, RELOAD, PROCESS, REFERENCES, INDEX, ALTER, SHOW DATABASES,"
-    " CREATE TEMPORARY TABLES, LOCK TABLES, EXECUTE, REPLICATION SLAVE, REPLICATION CLIENT, CREATE VIEW, SHOW VIEW,"
+    "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, RELOAD, PROCESS, REFERENCES, INDEX, ALTER,"
+    " SHOW DATABASES, CREATE TEMPORARY TABLES, LOCK TABLES, EXECUTE, REPLICATION SLAVE,"
+    " REPLICATION CLIENT, CREATE VIEW, SHOW VIEW,"
     " CREATE ROUTINE, ALTER ROUTINE, CREATE USER, EVENT, TRIGGER"
 )
 """What the service grants its master user on everything."""
@@ -47,7 +48,10 @@ _SERVICE = (
     "GRANT ALL ON *.* TO 'rdsadmin'@'localhost'",
     "CREATE USER '{administrator}'@'%' IDENTIFIED BY '{password}'",
     "GRANT {grants} ON *.* TO '{administrator}'@'%' WITH GRANT OPTION",
-    "CREATE TABLE mysql.rds_configuration (name VARCHAR(100) PRIMARY KEY, value VARCHAR(100), description VARCHAR(300))",
+    (
+        "CREATE TABLE mysql.rds_configuration"
+        " (name VARCHAR(100) PRIMARY KEY, value VARCHAR(100), description VARCHAR(300))"
+    ),
     """
     INSERT INTO mysql.rds_configuration VALUES ('binlog retention hours', NULL,
         'binlog retention hours specifies the duration in hours before binary logs are automatically deleted.')
@@ -167,7 +171,7 @@ class MysqlServiceServer:
         execute(self._server.dsn, _REQUIRE_TLS)
 
     def remove_log(self) -> None:
-        """Remove what the service removes every few minutes: log that is older than the retention."""
+        """Remove what the service removes every few minutes: log older than the retention."""
         ((hours,),) = self._as_service("SELECT value FROM mysql.rds_configuration")
         self._as_service("FLUSH BINARY LOGS")
         if hours is not None:
@@ -177,7 +181,10 @@ class MysqlServiceServer:
         self._as_service(f"PURGE BINARY LOGS TO '{newest}'")
 
     def add_standby(self) -> None:
-        """Make a replica from a copy of the data, as a snapshot is; it follows by GTIDs, and is read-only."""
+        """Make a read-only replica from a copy of the data, as a snapshot is.
+
+        It follows by GTIDs.
+        """
         standby_settings = {"server_id": "2", "read_only": "ON", "skip_slave_start": "ON"}
         data = self._home / "standby" / "rdsdbdata" / "db"
         self._standby = MysqlServer.start(
@@ -187,7 +194,8 @@ class MysqlServiceServer:
         host, port = self.address
         self._as_standby(
             f"CHANGE MASTER TO MASTER_HOST = '{host}', MASTER_PORT = {port}, MASTER_SSL = 1,"
-            f" MASTER_USER = '{ADMINISTRATOR}', MASTER_PASSWORD = '{self._password}', MASTER_AUTO_POSITION = 1",
+            f" MASTER_USER = '{ADMINISTRATOR}', MASTER_PASSWORD = '{self._password}',"
+            " MASTER_AUTO_POSITION = 1",
             "START SLAVE",
         )
 
@@ -201,7 +209,10 @@ class MysqlServiceServer:
         return bool(self._as_standby(f"SELECT GTID_SUBSET('{gtids}', '{received}')")[0][0])
 
     def fail_over(self) -> None:
-        """Kill the primary, and let the standby answer at its address, still read-only; `promote` ends that."""
+        """Kill the primary, and let the standby answer at its address.
+
+        The standby stays read-only until `promote`.
+        """
         standby = self._standby
         assert standby
         self._server.stop(immediate=True)
@@ -241,5 +252,5 @@ class MysqlServiceServer:
 
 
 def _received(status: list[tuple[Any, ...]]) -> str:
-    """Return the transactions that a replica has received or executed, from the row of its status."""
+    """Return the transactions that a replica has received or executed, from its status row."""
     return ",".join(text for text in status[0][51:53] if text)

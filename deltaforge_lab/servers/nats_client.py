@@ -1,4 +1,4 @@
-"""A synchronous wrapper of nats-py for benchmarks and tests: JetStream's API, and the messages of a stream.
+"""A synchronous wrapper of nats-py for benchmarks and tests: JetStream, and a stream's messages.
 
 What our sink has sent is read back with another client than the sink's own, so that a fault of that
 client is detected.
@@ -33,7 +33,7 @@ async def _raised_by_calls(_: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message in a stream; `ms` is the time when the server stored it, in milliseconds since 1970."""
+    """A message in a stream; `ms` is when the server stored it, in milliseconds since 1970."""
 
     subject: str
     headers: Mapping[str, str]

@@ -89,7 +89,10 @@ class PgBouncer(OneProcessServer):
 
     def dsn(self, database: str, role: str) -> str:
         """Return the DSN of a role through the pooler."""
-        return f"postgres://{role}:{self._users[role]}@127.0.0.1:{self.port}/{database}?sslmode=disable"
+        return (
+            f"postgres://{role}:{self._users[role]}@127.0.0.1:{self.port}/{database}"
+            "?sslmode=disable"
+        )
 
     def _find_program(self, release: str) -> tuple[str, ...]:
         installed = shutil.which("pgbouncer")

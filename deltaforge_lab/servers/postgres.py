@@ -129,9 +129,10 @@ class PostgresServer(Server):
         return urlunsplit(urlsplit(self._dsn)._replace(path="/" + quote(name, safe="")))
 
     def standby(self, settings: Mapping[str, str] | None = None) -> PostgresServer:
-        """Start a standby that follows this server, which is restarted for it, through the physical slot `standby`.
+        """Start a standby that follows this server through the physical slot `standby`.
 
-        Close it before this server, whose programs it uses.
+        This server is restarted for it. Close the standby before this server, whose programs it
+        uses.
 
         Args:
             settings: Settings of the standby that differ from those of this server.
@@ -244,7 +245,7 @@ class PostgresServer(Server):
 
 
 def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
-    """Return the version that `start` would start, `postgres (PostgreSQL) 16.2`, or how to get it."""
+    """Return the version that `start` starts, `postgres (PostgreSQL) 16.2`, or how to get it."""
     account = Account.ordinary()
     scratch = temporary_directory("postgres", account)
     try:

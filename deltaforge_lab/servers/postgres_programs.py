@@ -110,7 +110,7 @@ def _major_version(program: Path, account: Account | None, scratch: Path) -> int
 
 
 def _packaged(account: Account | None, scratch: Path) -> Path | None:
-    """Return the directory of the package's programs, copied to `scratch` if `account` cannot run them."""
+    """Return the package's program directory, copied to `scratch` if `account` cannot run it."""
     package = package_directory("pgserver")
     if package is None:
         return None

@@ -83,7 +83,10 @@ AURORA = ServiceProfile(
     replicators="rds_replication",
     refused=_LOG_FUNCTIONS,
     functions=(
-        "CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS $$SELECT '15.4'$$",
+        (
+            "CREATE FUNCTION pg_catalog.aurora_version() RETURNS text "
+            "LANGUAGE sql AS $$SELECT '15.4'$$"
+        ),
     ),
 )
 CLOUD_SQL = ServiceProfile(
@@ -131,7 +134,9 @@ class PostgresServiceServer:
         *,
         version: int | None = None,
     ) -> Self:
-        """Start a server as the service provides it: without logical replication, if that has to be turned on.
+        """Start a server as the service provides it.
+
+        It is without logical replication, if that has to be turned on.
 
         Args:
             profile: The service.
@@ -196,7 +201,7 @@ class PostgresServiceServer:
         self._server.restart(parameters)
 
     def fail_over(self, *, keeps_slots: bool) -> None:
-        """Promote a standby, which answers at the same address from then on; it is on a new timeline.
+        """Promote a standby, which then answers at the same address, on a new timeline.
 
         Args:
             keeps_slots: Whether the standby has the replication slots.
@@ -241,15 +246,16 @@ class PostgresServiceServer:
         ]
         if self.profile.replicators:
             catalog.append(
-                "DO $$BEGIN EXECUTE 'CREATE OR REPLACE VIEW pg_catalog.pg_roles AS ' || replace(pg_get_viewdef("
-                "'pg_catalog.pg_roles'::regclass), 'pg_authid.rolreplication', 'false AS rolreplication'); END$$"
+                "DO $$BEGIN EXECUTE 'CREATE OR REPLACE VIEW pg_catalog.pg_roles AS ' || replace("
+                "pg_get_viewdef('pg_catalog.pg_roles'::regclass), "
+                "'pg_authid.rolreplication', 'false AS rolreplication'); END$$"
             )
         for database in ("postgres", "template1"):
             self._as_superuser(database, *catalog)
         self._require_tls()
 
     def _require_tls(self) -> None:
-        """Let connections in only over TLS, with a certificate that the server's account can read."""
+        """Admit connections only over TLS, with a certificate readable by the server's account."""
         data = self._data_directory()
         owner = data.stat()
         for source, name in ((self.root, "server.crt"), (self._key, "server.key")):

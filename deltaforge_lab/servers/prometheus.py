@@ -70,7 +70,9 @@ class PrometheusServer(OneProcessServer):
     def ask(self, path: str, **parameters: str) -> Any:
         """Return the data of an API response, such as that of `query`; raises if there is none."""
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as answer:  # noqa: S310
+        with urllib.request.urlopen(  # noqa: S310
+            f"{self.url}/api/v1/{path}?{query}", timeout=30
+        ) as answer:
             return json.load(answer)["data"]
 
     def check(self, *arguments: str, text: str = "") -> str:

@@ -137,7 +137,7 @@ class RedisServer(OneProcessServer):
 
 
 def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
-    """Return the version that `start` would start, `Redis server v=6.2.14 ...`, or how to get it."""
+    """Return the version that `start` starts, `Redis server v=6.2.14 ...`, or how to get it."""
     try:
         return run_as([_find_program(origins), "--version"], None, Path("/")).stdout.strip()
     except SettingsError as error:

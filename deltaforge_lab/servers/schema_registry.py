@@ -1,4 +1,6 @@
-"""Run a schema registry, as a process of its own, with the part of Confluent's API that producers and consumers of Avro use.
+"""Run a schema registry, as a process of its own.
+
+It has the part of Confluent's API that producers and consumers of Avro use.
 
 Confluent Platform, "Schema Registry API Reference": subjects with versions, global ids,
 compatibility (`BACKWARD`, `BACKWARD_TRANSITIVE`, `NONE`) for the registry and for subjects, basic
@@ -87,7 +89,9 @@ class SchemaRegistryServer(OneProcessServer):
         if self._user is not None:
             login = base64.b64encode(self._user.encode()).decode()
             request.add_header("authorization", f"Basic {login}")
-        with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:  # noqa: S310
+        with urllib.request.urlopen(  # noqa: S310
+            request, timeout=30, context=self._trusted
+        ) as answer:
             return json.load(answer)
 
     def versions(self, subject: str) -> list[int]:
@@ -143,9 +147,9 @@ class _Registry:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._known: dict[str, Any] = {"schemas": [], "subjects": {}, "levels": {"": "BACKWARD"}}
+        self._content: dict[str, Any] = {"schemas": [], "subjects": {}, "levels": {"": "BACKWARD"}}
         if path.exists():
-            self._known = json.loads(path.read_text())
+            self._content = json.loads(path.read_text())
 
     def answer(self, method: str, path: str, content: Any) -> Any:
         """Return the answer to a request."""
@@ -157,28 +161,31 @@ class _Registry:
                         *map(unquote, match.groups()), *([] if content is None else [content])
                     )
                     if method != "GET":
-                        self._path.write_text(json.dumps(self._known))
+                        self._path.write_text(json.dumps(self._content))
                     return answer
         raise _RefusedError(404, 404, "HTTP 404 Not Found")
 
     def _requests(self) -> list[tuple[str, str, Any]]:
         return [
-            ("GET", "/subjects", lambda: sorted(self._known["subjects"])),
+            ("GET", "/subjects", lambda: sorted(self._content["subjects"])),
             ("GET", "/subjects/([^/]+)/versions", self._versions),
             ("GET", "/subjects/([^/]+)/versions/([^/]+)", self._version),
             ("POST", "/subjects/([^/]+)/versions", self._register),
             ("POST", "/subjects/([^/]+)", self._lookup),
             ("GET", "/schemas/ids/([0-9]+)", self._schema),
-            ("GET", "/config", lambda: {"compatibilityLevel": self._known["levels"][""]}),
-            ("GET", "/config/([^/]+)", lambda subject: {"compatibilityLevel": self._level(subject)}),
+            ("GET", "/config", lambda: {"compatibilityLevel": self._content["levels"][""]}),
+            (
+                "GET", "/config/([^/]+)",
+                lambda subject: {"compatibilityLevel": self._level(subject)},
+            ),
             ("PUT", "/config", lambda content: self._set_level("", content)),
             ("PUT", "/config/([^/]+)", self._set_level),
         ]  # fmt: skip
 
     def _ids(self, subject: str) -> list[int]:
-        if subject not in self._known["subjects"]:
+        if subject not in self._content["subjects"]:
             raise _RefusedError(404, 40401, f"Subject '{subject}' not found.")
-        ids: list[int] = self._known["subjects"][subject]
+        ids: list[int] = self._content["subjects"][subject]
         return ids
 
     def _versions(self, subject: str) -> list[int]:
@@ -189,16 +196,16 @@ class _Registry:
         number = len(ids) if version == "latest" else int(version)
         if not 1 <= number <= len(ids):
             raise _RefusedError(404, 40402, f"Version {version} not found.")
-        return self._entry(subject, number, ids[number - 1])
+        return self._version_json(subject, number, ids[number - 1])
 
-    def _entry(self, subject: str, number: int, schema_id: int) -> Any:
-        schema = self._known["schemas"][schema_id - 1]
+    def _version_json(self, subject: str, number: int, schema_id: int) -> Any:
+        schema = self._content["schemas"][schema_id - 1]
         return {"subject": subject, "version": number, "id": schema_id, "schema": schema}
 
     def _register(self, subject: str, content: Any) -> Any:
         schema = _checked(content)
-        ids = self._known["subjects"].get(subject, [])
-        schemas = self._known["schemas"]
+        ids = self._content["subjects"].get(subject, [])
+        schemas = self._content["schemas"]
         schema_id = schemas.index(schema) + 1 if schema in schemas else 0
         if schema_id in ids:
             return {"id": schema_id}
@@ -215,30 +222,30 @@ class _Registry:
         if not schema_id:
             schemas.append(schema)
             schema_id = len(schemas)
-        self._known["subjects"].setdefault(subject, []).append(schema_id)
+        self._content["subjects"].setdefault(subject, []).append(schema_id)
         return {"id": schema_id}
 
     def _lookup(self, subject: str, content: Any) -> Any:
         schema = _checked(content)
         for number, schema_id in enumerate(self._ids(subject), start=1):
-            if self._known["schemas"][schema_id - 1] == schema:
-                return self._entry(subject, number, schema_id)
+            if self._content["schemas"][schema_id - 1] == schema:
+                return self._version_json(subject, number, schema_id)
         raise _RefusedError(404, 40403, "Schema not found")
 
     def _schema(self, number: str) -> Any:
-        if not 1 <= int(number) <= len(self._known["schemas"]):
+        if not 1 <= int(number) <= len(self._content["schemas"]):
             raise _RefusedError(404, 40403, f"Schema {number} not found")
-        return {"schema": self._known["schemas"][int(number) - 1]}
+        return {"schema": self._content["schemas"][int(number) - 1]}
 
     def _level(self, subject: str) -> str:
-        level: str = self._known["levels"].get(subject, self._known["levels"][""])
+        level: str = self._content["levels"].get(subject, self._content["levels"][""])
         return level
 
     def _set_level(self, subject: str, content: Any) -> Any:
         level = content.get("compatibility") if isinstance(content, dict) else None
         if level not in _LEVELS:
             raise _RefusedError(422, 42203, f"Invalid compatibility level {level}")
-        self._known["levels"][subject] = level
+        self._content["levels"][subject] = level
         return {"compatibility": level}
 
 
@@ -265,7 +272,10 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         try:
             self._check_login()
             content = json.loads(text) if text else None
-            status, answer = 200, self.registry.answer(self.command, urlsplit(self.path).path, content)  # fmt: skip
+            status, answer = (
+                200,
+                self.registry.answer(self.command, urlsplit(self.path).path, content),
+            )
         except _RefusedError as error:
             status, answer = error.status, error.content
         body = json.dumps(answer).encode()

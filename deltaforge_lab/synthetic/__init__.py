@@ -1,4 +1,5 @@
-"""Synthetic MySQL binary logs and PostgreSQL replication streams, made without a server, for benchmarks and tests.
+"""Synthetic MySQL binary logs and PostgreSQL replication streams, made without a server.
 
-There are streams of an ordinary table, and streams of one type family each.
+They are for benchmarks and tests. There are streams of an ordinary table, and streams of one type
+family each.
 """

@@ -48,7 +48,10 @@ def bitmap(bits: Sequence[bool]) -> bytes:
 
 
 def packets(content: bytes) -> bytes:
-    """Return the packets in which a server sends `content`, which includes the status byte before an event."""
+    """Return the packets in which a server sends `content`.
+
+    It includes the status byte before an event.
+    """
     parts = []
     sequence = 1
     at = 0
@@ -63,7 +66,7 @@ def packets(content: bytes) -> bytes:
 
 @dataclass
 class SyntheticLog:
-    """Builds a binary log stream: the bytes that a server would send, and the position in the file."""
+    """Builds a binary log stream: the bytes that a server sends, and the position in the file."""
 
     checksums: bool = True
     pos: int = 4
@@ -91,7 +94,7 @@ class SyntheticLog:
     def start(
         self, file: str = FILE, position: int = 4, *, version: str = "8.0.15"
     ) -> SyntheticLog:
-        """Add the artificial ROTATE and the FORMAT_DESCRIPTION event with which the dump of a file begins."""
+        """Add the artificial ROTATE and the FORMAT_DESCRIPTION event that begin a file's dump."""
         self.event(
             ROTATE, struct.pack("<Q", position) + file.encode(), flags=FLAG_ARTIFICIAL, end=0
         )
@@ -146,7 +149,10 @@ class SyntheticLog:
 
 @dataclass(frozen=True)
 class SyntheticColumn:
-    """A column for `description`: its type code in the log, and its metadata as with binlog_row_metadata=FULL."""
+    """A column for `description`: its type code in the log, and its metadata.
+
+    The metadata is as with binlog_row_metadata=FULL.
+    """
 
     name: str
     code: int

@@ -25,7 +25,10 @@ _ROWS_PER_TX = 1000
 _EVENT_BYTES = 8192
 
 _Make = Callable[[int, int], bytes]
-"""Makes a value in the log's format, with its length prefix if the type has one, from its row and column number."""
+"""Makes a value in the log's format, with its length prefix if the type has one.
+
+Its arguments are the value's row and column number.
+"""
 
 
 def _text(encoding: str, words: str) -> _Make:

@@ -71,7 +71,7 @@ def insert(oid: int, new: Sequence[Cell]) -> bytes:
 def update(
     oid: int, new: Sequence[Cell], old: Sequence[Cell] | None = None, old_part: bytes = b"K"
 ) -> bytes:
-    """Return an Update message; `old_part` is `K` if `old` is the key, `O` if it is the whole row."""
+    """Return an Update message; `old_part` is `K` if `old` is the key, `O` if the whole row."""
     old_image = b"" if old is None else old_part + row(old)
     return b"U" + struct.pack(">I", oid) + old_image + b"N" + row(new)
 

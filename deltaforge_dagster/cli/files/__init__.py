@@ -1,1 +1,1 @@
-"""Commands about pipeline files: what they mean, what they change, whether the servers are ready for them."""
+"""Commands about pipeline files: their meaning, what they change, whether servers are ready."""

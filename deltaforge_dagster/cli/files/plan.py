@@ -1,4 +1,4 @@
-"""`deltaforge plan`: show what a pipeline file means and what it would change, before it is used."""
+"""`deltaforge plan`: show what a pipeline file means and would change, before it is used."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     row = None if store is None else store.pipelines.get(loaded.name)
     if store is None or row is None:
         return {"known": "new", **nothing}
-    working = _working(store, loaded.name)
+    working = _live_run(store, loaded.name)
     before = row.spec_hash if working is None else working.spec_hash
     secrets = changed_secrets(store, loaded)
     if before == loaded.hash and not secrets:
@@ -106,7 +106,7 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Working:
+class _LiveRun:
     """A live run, and the hash of the file that it uses."""
 
     run_id: str
@@ -116,19 +116,19 @@ class _Working:
     def text(self) -> str:
         """What changes of the file have to wait for."""
         return (
-            f"run {self.run_id} uses the old file; within seconds of a change it closes its range and ends, "
-            "and the next run uses the new file"
+            f"run {self.run_id} uses the old file; within seconds of a change it closes its range "
+            "and ends, and the next run uses the new file"
         )
 
 
-def _working(store: StateStore, pipeline: str) -> _Working | None:
+def _live_run(store: StateStore, pipeline: str) -> _LiveRun | None:
     """Return the run that holds the lease and has begun a range, None if there is none."""
     lease = store.leases.get(pipeline)
     opened = store.ranges.read(pipeline, state="open", newest_first=True, limit=1)
     if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
         return None
     # A range that a dead run left open has the dead run's epoch.
-    return _Working(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
+    return _LiveRun(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
 
 
 def _stale(before: CodeParts, after: CodeParts) -> list[str]:
@@ -159,7 +159,9 @@ def _print(planned: dict[str, Any]) -> None:
         messages = {
             "new": f"  {name} is new: it has not run yet, and its sensor has not seen it.",
             "the same": f"  Nothing: {name} runs with the same file.",
-            "another": f"  Nothing visible of {name}: only the spelling of scripts differs, or a salt.",
+            "another": (
+                f"  Nothing visible of {name}: only the spelling of scripts differs, or a salt."
+            ),
         }
         console.print(messages.get(status, f"  Not known: {name} ran with {status}."))
     for change in planned["changes"]:

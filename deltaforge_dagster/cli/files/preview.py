@@ -1,4 +1,4 @@
-"""`deltaforge preview`: run changed processors over a range and show the differences, without delivering."""
+"""`deltaforge preview`: run changed processors over a range and show the differences."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ def validate(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Pipeline files, or directories of them. Default: DELTAFORGE_PIPELINES (./pipelines).",
+            help=(
+                "Pipeline files, or directories of them. "
+                "Default: DELTAFORGE_PIPELINES (./pipelines)."
+            ),
         ),
     ] = None,
     *,
@@ -59,7 +62,9 @@ def validate(
         if not yaml_files:
             missing.append(f"{path}: holds no *.yaml or *.yml file")
         files |= dict.fromkeys(yaml_files)
-    pipelines = _alone([_checked(pipeline) for pipeline in load_files(files, strict=strict)])
+    pipelines = _with_rivalries(
+        [_checked(pipeline) for pipeline in load_files(files, strict=strict)]
+    )
     valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
     if json_output:
         typer.echo(
@@ -86,7 +91,7 @@ def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | Brok
     return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*problems), pipeline.warnings)
 
 
-def _alone(
+def _with_rivalries(
     pipelines: list[LoadedPipeline | BrokenPipeline],
 ) -> list[LoadedPipeline | BrokenPipeline]:
     """Return the pipelines; those that claim a resource of another pipeline become broken.

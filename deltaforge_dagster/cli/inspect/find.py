@@ -1,4 +1,4 @@
-"""`deltaforge find`: show where in the journal the changes of a key are, and which sinks have them."""
+"""`deltaforge find`: show where in the journal a key's changes are, and which sinks have them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def find(
         str,
         typer.Argument(
             metavar="KEY",
-            help="The row's key: its value, the comma-separated values of several columns, or a JSON object: '{\"id\": 7}'.",
+            help=(
+                "The row's key: its value, the comma-separated values of several columns, "
+                "or a JSON object: '{\"id\": 7}'."
+            ),
         ),
     ],
     *,
@@ -57,7 +60,7 @@ def find(
     wanted = Wanted(key)
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        within = _within(store, pipeline, ranges)
+        within = _segment_bounds(store, pipeline, ranges)
         journal = Journal(Settings.from_env().journal_url)
         with _progress(store, pipeline, within) as progress:
             matches = search(
@@ -84,7 +87,9 @@ def find(
     raise typer.Exit(0 if shown else 1)
 
 
-def _within(store: StateStore, pipeline: str, ranges: str | None) -> tuple[int | None, int | None]:
+def _segment_bounds(
+    store: StateStore, pipeline: str, ranges: str | None
+) -> tuple[int | None, int | None]:
     return (None, None) if ranges is None else segments_of(store, pipeline, range_numbers(ranges))
 
 

@@ -56,13 +56,13 @@ def ranges(
             size(row.bytes),
             moment(row.opened_at),
             f"{(row.closed_at or now) - row.opened_at:.1f}",
-            *(_SAID[_delivered(row, checkpoint)] for checkpoint in checkpoints.values()),
+            *(_YES_NO[_delivered(row, checkpoint)] for checkpoint in checkpoints.values()),
             "all" if len(asset_names) == len(checkpoints) + 1 else ", ".join(asset_names) or "no",
         )
     print_answer(table if rows else "No range yet.")
 
 
-_SAID: Mapping[bool | None, str] = {True: "yes", False: "no", None: "-"}
+_YES_NO: Mapping[bool | None, str] = {True: "yes", False: "no", None: "-"}
 
 
 def _delivered(row: RangeRow, checkpoint: CheckpointRow) -> bool | None:

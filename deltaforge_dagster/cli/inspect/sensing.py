@@ -1,4 +1,4 @@
-"""`deltaforge sensing`: show the fields of JSON documents, and where rows differ from their tables."""
+"""`deltaforge sensing`: show the fields of JSON documents, and where rows differ from tables."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def drift(
 
 @contextmanager
 def _opened(pipeline: str) -> Iterator[tuple[StateStore, LoadedPipeline]]:
-    """Yield the state store and the pipeline, which must have sensing enabled and be in the store."""
+    """Yield the state store and the pipeline; it must be in the store and have sensing enabled."""
     _, loaded = select_pipeline(Settings.from_env(), pipeline)
     views.options_of(loaded)
     with opened_store() as store:

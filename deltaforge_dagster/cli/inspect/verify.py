@@ -32,7 +32,10 @@ def verify(
         bool,
         typer.Option(
             "--from-source",
-            help="Read the source's log again and compare contents. Only MySQL, while it keeps that log.",
+            help=(
+                "Read the source's log again and compare contents. "
+                "Only MySQL, while it keeps that log."
+            ),
         ),
     ] = False,
     ranges: Annotated[
@@ -62,7 +65,7 @@ def verify(
                 f"range {number}: {pluralize(events[number], 'event')}, files as they were written"
             )
         if from_source:
-            for segment in _again(store, journal, loaded, chosen):
+            for segment in _compare_with_source(store, journal, loaded, chosen):
                 compared.append(segment)
                 console.print(_sentence(segment))
     same = all(segment.equal for segment in compared)
@@ -73,7 +76,7 @@ def verify(
     raise typer.Exit(0 if same else 1)
 
 
-def _again(
+def _compare_with_source(
     store: StateStore, journal: Journal, loaded: LoadedPipeline, ranges: list[int]
 ) -> Iterator[Compared]:
     source = build_source(loaded.spec)

@@ -59,12 +59,12 @@ _SHARED = (
 )
 """Modules that this process imports before it forks, because the processes need them."""
 
-_LOADED = """{ workspaceOrError { ... on Workspace { locationEntries {
+_LOADED_QUERY = """{ workspaceOrError { ... on Workspace { locationEntries {
   locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
 """GraphQL query whether the webserver has loaded the code location, with the error if it failed."""
 
-_NOT_YET = "DagsterUserCodeUnreachableError"
-"""Part of the answer to `_LOADED` while the code server is still starting."""
+_UNREACHABLE = "DagsterUserCodeUnreachableError"
+"""Part of the answer to `_LOADED_QUERY` while the code server is still starting."""
 
 _WORKSPACE = """\
 load_from:
@@ -177,14 +177,14 @@ class DagsterProcesses:
         self._processes[1].wait_until(self._answers, _START_SECONDS)
 
     def check(self) -> None:
-        """Raise `SettingsError` if one of the processes has ended by itself; keep their logs within limits."""
+        """Raise `SettingsError` if a process has ended by itself; keep their logs within limits."""
         for process in self._processes:
             process.limit_log(_LOG_BYTES)
             if not process.running:
                 raise SettingsError(f"{process.name} ended: {process.log_tail()}")
 
     def stop(self) -> None:
-        """Stop the daemon first, so that no new run starts, then the other processes and live runs."""
+        """Stop the daemon, so that no new run starts, then the other processes and live runs."""
         for process in reversed(self._processes):
             process.stop(signal.SIGTERM, _STOP_SECONDS)
         self._processes.clear()
@@ -206,7 +206,7 @@ class DagsterProcesses:
         """Return whether the webserver has loaded the definitions, with or without an error."""
         request = urllib.request.Request(  # noqa: S310 - ours
             f"{self.ui}/graphql",
-            data=json.dumps({"query": _LOADED}).encode(),
+            data=json.dumps({"query": _LOADED_QUERY}).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:
@@ -215,7 +215,7 @@ class DagsterProcesses:
         except OSError:  # refused, reset or late: not yet
             return False
         loaded = [location["locationOrLoadError"] for location in entries]
-        return bool(loaded) and all(loaded) and _NOT_YET not in str(loaded)
+        return bool(loaded) and all(loaded) and _UNREACHABLE not in str(loaded)
 
 
 def _listens(port: int) -> bool:

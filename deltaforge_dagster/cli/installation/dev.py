@@ -55,7 +55,7 @@ def dev(
     for pipeline in pipelines:
         if isinstance(pipeline, BrokenPipeline):
             console.print(f"[red]{pipeline.name} is left out:[/red] {escape(str(pipeline.error))}")
-    with _only_one(settings.home):
+    with _lock_home(settings.home):
         _refuse_taken(port)
         since = _begin(settings, pipelines)
         server = None
@@ -111,8 +111,8 @@ def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) 
             console.print(line)
         console.print(
             f"[bold]{processes.ui}[/bold] shows {pluralize(len(since), 'pipeline')} of "
-            f"{escape(str(settings.pipelines))}; logs are in {escape(str(settings.home / 'logs'))}. "
-            "Press Ctrl-C to stop."
+            f"{escape(str(settings.pipelines))}; "
+            f"logs are in {escape(str(settings.home / 'logs'))}. Press Ctrl-C to stop."
         )
         wait_for_interrupt(processes)
     finally:
@@ -121,10 +121,11 @@ def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) 
 
 
 @contextmanager
-def _only_one(home: Path) -> Iterator[None]:
-    """Lock the home directory: two daemons would share one Dagster instance and stop each other's Spark.
+def _lock_home(home: Path) -> Iterator[None]:
+    """Lock the home directory.
 
-    The lock is a `flock`, which the kernel releases when the process dies.
+    Two daemons would share one Dagster instance and stop each other's Spark. The lock is a `flock`,
+    which the kernel releases when the process dies.
 
     Raises:
         NotAllowed: Another `deltaforge dev` holds the lock.
@@ -136,8 +137,8 @@ def _only_one(home: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise NotAllowed(
-                f"another `deltaforge dev` is running in {home}: stop it, or set DELTAFORGE_HOME to "
-                "another directory"
+                f"another `deltaforge dev` is running in {home}: stop it, or set DELTAFORGE_HOME "
+                "to another directory"
             ) from None
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`deltaforge run` and `deltaforge replay`: materialize the assets of a pipeline without Dagster's daemon.
+"""`deltaforge run`, `deltaforge replay`: materialize a pipeline's assets without Dagster's daemon.
 
 They execute the same jobs as the sensor and the UI, in this process and on the same Dagster
 instance, so the UI shows their runs like any other.
@@ -153,7 +153,10 @@ def replay(
         bool,
         typer.Option(
             "--reprocess",
-            help="Run the file's current processors over the captured changes, and deliver the result.",
+            help=(
+                "Run the file's current processors over the captured changes, "
+                "and deliver the result."
+            ),
         ),
     ] = False,
     json_output: JsonOption = False,
@@ -187,8 +190,9 @@ def replay(
         return
     if has and keeps_what_it_has(loaded.spec, sink):
         text = (
-            f"The tables of {sink} have {pluralize(len(has), 'range')} of {ranges}, and keep what they have: "
-            f"nothing was written again, {pluralize(caught_up, 'change')} for the first time."
+            f"The tables of {sink} have {pluralize(len(has), 'range')} of {ranges}, "
+            f"and keep what they have: nothing was written again, "
+            f"{pluralize(caught_up, 'change')} for the first time."
         )
         typer.echo(text)
         return
@@ -311,7 +315,10 @@ def _state_of(store: StateStore, pipeline: str) -> str:
         + (f" [red]({escape(checkpoint.error_line)})[/red]" if checkpoint.error_line else "")
         for checkpoint in store.checkpoints.read(pipeline).values()
     )
-    return f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; delivered {sinks}"
+    return (
+        f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; "
+        f"delivered {sinks}"
+    )
 
 
 def _reading(store: StateStore, pipeline: str) -> str:

@@ -1,4 +1,4 @@
-"""Output of runs started by commands: printed on the terminal, and stored with the run for Dagster's UI.
+"""Output of runs started by commands: on the terminal, and stored with the run for Dagster's UI.
 
 Dagster redirects standard output and error to files and prints these through child processes.
 Ctrl-C reaches the children as well: they die with stack traces, and the run's last messages are
@@ -65,24 +65,24 @@ class KeptLogs(LocalComputeLogManager):
             assert out is not None
             assert err is not None
             with (
-                contextlib.redirect_stdout(_Both(sys.stdout, out)),
-                contextlib.redirect_stderr(_Both(sys.stderr, err)),
+                contextlib.redirect_stdout(_Tee(sys.stdout, out)),
+                contextlib.redirect_stderr(_Tee(sys.stderr, err)),
             ):
                 yield CapturedLogContext(log_key)
         Path(self.complete_artifact_path(log_key)).touch()  # type: ignore[no-untyped-call]
 
 
-class _Both(io.TextIOBase):
-    """A stream that writes to a printed stream and to a file; its properties are those of the printed one."""
+class _Tee(io.TextIOBase):
+    """A stream that writes to a printed stream, whose properties it has, and to a file."""
 
     def __init__(self, printed: TextIO, kept: IO[str]) -> None:
         self._printed = printed
-        self._kept = kept
+        self._file = kept
 
     def write(self, text: str) -> int:
-        if not self._kept.closed:  # some libraries keep a reference to the stream
-            self._kept.write(text)
-            self._kept.flush()
+        if not self._file.closed:  # some libraries keep a reference to the stream
+            self._file.write(text)
+            self._file.flush()
         return self._printed.write(text)
 
     def flush(self) -> None:

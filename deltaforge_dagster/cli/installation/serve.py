@@ -48,7 +48,10 @@ def serve(
         str | None,
         typer.Option(
             envvar="DELTAFORGE_DAGSTER_URL",
-            help="URL of Dagster's webserver, such as http://127.0.0.1:3000, to reload after each change.",
+            help=(
+                "URL of Dagster's webserver, such as http://127.0.0.1:3000, "
+                "to reload after each change."
+            ),
         ),
     ] = None,
     body_bytes: Annotated[
@@ -98,7 +101,7 @@ def serve(
         also = ""
         if metrics is not None:
             app = build_metrics_app(context, token=token, limits=limits)
-            open_now.enter_context(_beside(_server(app), metrics))
+            open_now.enter_context(_run_in_thread(_server(app), metrics))
             also = f", {_url(metrics)}/metrics their metrics"
         typer.echo(f"{_url(listening)} serves {pluralize(count, 'pipeline')}{also}; Ctrl-C ends it")
         app = build_app(context, token=token, limits=limits)
@@ -128,13 +131,16 @@ def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
         )
     if reached and token is not None and len(token) < _TOKEN_CHARACTERS:
         raise SettingsError(
-            f"{reached[0]}: other machines can reach it, and {TOKEN} has fewer than {_TOKEN_CHARACTERS} characters; "
-            "make one with: openssl rand -hex 32"
+            f"{reached[0]}: other machines can reach it, and {TOKEN} has fewer than "
+            f"{_TOKEN_CHARACTERS} characters; make one with: openssl rand -hex 32"
         )
 
 
 def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:
-    """Return a listening socket; an error names the option, and `instead` what else to set it to."""
+    """Return a listening socket.
+
+    An error names the option, and `instead` what else to set it to.
+    """
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = addresses[0]
@@ -167,7 +173,7 @@ def _server(app: FastAPI) -> uvicorn.Server:
 
 
 @contextmanager
-def _beside(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
+def _run_in_thread(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
     """Run a server in a thread, and end it with the block; the main thread handles the signals."""
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="metrics server"

@@ -42,7 +42,10 @@ def backup(
         names = [row.name for row in store.pipelines.read()]
     written = file.stat().st_size
     say(
-        f"{file}: {pluralize(rows, 'row')} of {pluralize(len(names), 'pipeline')}, {size(written)}.",
+        (
+            f"{file}: {pluralize(rows, 'row')} of {pluralize(len(names), 'pipeline')}, "
+            f"{size(written)}."
+        ),
         {"file": str(file), "bytes": written, "rows": rows, "pipelines": names},
         as_json=json_output,
     )

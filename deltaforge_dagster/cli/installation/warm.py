@@ -1,4 +1,4 @@
-"""`deltaforge warm`: compile the kernels, and archive Spark's classes, before the first run needs them."""
+"""`deltaforge warm`: compile kernels and archive Spark's classes before the first run."""
 
 from __future__ import annotations
 

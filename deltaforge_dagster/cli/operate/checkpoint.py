@@ -189,8 +189,8 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
     back = after.whole_segment < before.whole_segment
     if back and store.lake_commits.read(pipeline, sink) is not None:
         summary += (
-            " Its tables skip what they have, so only what they lack is written; to have a table rewritten, "
-            "drop it before the next run."
+            " Its tables skip what they have, so only what they lack is written; "
+            "to have a table rewritten, drop it before the next run."
         )
     return summary
 
@@ -230,14 +230,17 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
             confirm_deletion([*deleted_state(store, before), *dropped])
         after = reset_pipeline(store, Journal(settings.journal_url), before)
         where = (
-            "where a new pipeline would: PostgreSQL at the oldest change that the slot still holds, MySQL "
-            "with what is committed from then on"
+            "where a new pipeline would: PostgreSQL at the oldest change that the slot still "
+            "holds, MySQL with what is committed from then on"
         )
         if source is not None and dropped:
             assert isinstance(file, LoadedPipeline)
             source.reset(dry_run=False)
             after = ensure_start(store, file, after, source)
-            where = f"at {position(after.start_position)}; dropped and created again: {', '.join(dropped)}"
+            where = (
+                f"at {position(after.start_position)}; dropped and created again: "
+                f"{', '.join(dropped)}"
+            )
     finally:
         if source is not None:
             source.close()
@@ -258,7 +261,10 @@ def confirm_deletion(listed: Sequence[str]) -> None:
 def deleted_state(store: StateStore, row: PipelineRow) -> list[str]:
     """Return lines that describe what a reset deletes of a pipeline's state and journal."""
     listed = [
-        f"the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), its ranges and positions"
+        (
+            f"the journal of {row.name} ({size(store.segments.total_bytes(row.name))}), "
+            "its ranges and positions"
+        )
     ]
     for checkpoint in store.checkpoints.read(row.name).values():
         behind = segments_behind(row, checkpoint)

@@ -51,7 +51,10 @@ def stop(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
         known_pipeline(store, pipeline)
         store.pipelines.set_desired_state(pipeline, "stopped")
     say(
-        f"{pipeline} is stopped, and the source keeps its log. To start it: deltaforge start {pipeline}",
+        (
+            f"{pipeline} is stopped, and the source keeps its log. "
+            f"To start it: deltaforge start {pipeline}"
+        ),
         {"pipeline": pipeline, "want": "stopped"},
         as_json=json_output,
     )

@@ -79,7 +79,7 @@ def list_(
         )
     print_answer(table if rows else "There are no such dead letters.")
     if depth.entries > len(rows) > 0:
-        print_answer(f"{len(rows):,} of {_entries(depth.entries)}.")
+        print_answer(f"{len(rows):,} of {_entry_count(depth.entries)}.")
 
 
 @app.command()
@@ -91,7 +91,7 @@ def show(
 ) -> None:
     """Show one entry with its event, including the values."""
     with opened_store() as store:
-        (row,) = _known(store, pipeline, [number])
+        (row,) = _existing_rows(store, pipeline, [number])
     if json_output:
         typer.echo(entry_json(pipeline, row))
         return
@@ -131,12 +131,12 @@ def redrive(
         known_pipeline(store, pipeline)
         _check_sink(store, pipeline, sink)
         if numbers:
-            _known(store, pipeline, numbers)
+            _existing_rows(store, pipeline, numbers)
         count = store.dead_letters.redrive(pipeline, sink=sink, seqs=numbers or None)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "redriven": count}))
     else:
-        typer.echo(f"{_entries(count)} will be delivered again by the pipeline's run.")
+        typer.echo(f"{_entry_count(count)} will be delivered again by the pipeline's run.")
 
 
 @app.command()
@@ -159,12 +159,12 @@ def ack(
     with opened_store() as store:
         known_pipeline(store, pipeline)
         if numbers:
-            _known(store, pipeline, numbers)
+            _existing_rows(store, pipeline, numbers)
         count = store.dead_letters.remove(pipeline, seqs=numbers or None, up_to=up_to)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "acked": count}))
     else:
-        typer.echo(f"{_entries(count)} discarded.")
+        typer.echo(f"{_entry_count(count)} discarded.")
 
 
 @app.command()
@@ -177,19 +177,21 @@ def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "purged": count}))
     else:
-        typer.echo(f"{_entries(count)} discarded.")
+        typer.echo(f"{_entry_count(count)} discarded.")
 
 
 def _check_sink(store: StateStore, pipeline: str, sink: str | None) -> None:
     """Refuse a sink that writes tables, which never has an entry."""
     if sink is not None and store.lake_commits.read(pipeline, sink) is not None:
         raise NotAllowed(
-            f"pipeline {pipeline!r}: sink {sink!r} writes tables and has no dead letters; a table that cannot be "
-            f"written is held, and deltaforge status {pipeline} says why"
+            f"pipeline {pipeline!r}: sink {sink!r} writes tables and has no dead letters; "
+            f"a table that cannot be written is held, and deltaforge status {pipeline} says why"
         )
 
 
-def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[DeadLetterRow]:
+def _existing_rows(
+    store: StateStore, pipeline: str, numbers: Collection[int]
+) -> list[DeadLetterRow]:
     """Return the entries with these numbers; all of them must exist."""
     known_pipeline(store, pipeline)
     rows = store.dead_letters.read(pipeline, seqs=numbers)
@@ -200,5 +202,5 @@ def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[D
     return rows
 
 
-def _entries(count: int) -> str:
+def _entry_count(count: int) -> str:
     return pluralize(count, "entry", "entries")

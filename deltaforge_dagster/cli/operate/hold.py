@@ -62,14 +62,19 @@ def release(
         typer.Option(
             "--create-table",
             metavar="FILE",
-            help="File with the CREATE TABLE statement of the table as it was where the hold begins.",
+            help=(
+                "File with the CREATE TABLE statement of the table as it was where the hold begins."
+            ),
         ),
     ] = None,
     catalog: Annotated[
         bool,
         typer.Option(
             "--catalog",
-            help="Decode every held change with the table, and the types of the same names, as they are on the server now.",
+            help=(
+                "Decode every held change with the table, and the types of the same names, "
+                "as they are on the server now."
+            ),
         ),
     ] = False,
     json_output: JsonOption = False,

@@ -50,7 +50,7 @@ def recover(
             recovery = plan_recovery(store, Journal(settings.journal_url), loaded, source)
         finally:
             source.close()
-        typer.echo("\n".join(_said(loaded, recovery)), err=True)
+        typer.echo("\n".join(_plan_lines(loaded, recovery)), err=True)
         if sys.stdin.isatty() and not yes:
             typer.confirm("Continue?", abort=True, err=True)
         with stopped(store, row):
@@ -67,13 +67,14 @@ def recover(
         typer.echo(json.dumps(answer))
         return
     typer.echo(
-        f"{loaded.name} begins at {position(after.start_position)}; its next run goes on, and the sensor starts the snapshot "
-        f"(deltaforge snapshot status {loaded.name}). Without sensors: deltaforge run {loaded.name} --until-caught-up, "
+        f"{loaded.name} begins at {position(after.start_position)}; its next run goes on, "
+        f"and the sensor starts the snapshot (deltaforge snapshot status {loaded.name}). "
+        f"Without sensors: deltaforge run {loaded.name} --until-caught-up, "
         f"deltaforge snapshot run {loaded.name}, and the first one again."
     )
 
 
-def _said(loaded: LoadedPipeline, recovery: Recovery) -> Iterator[str]:
+def _plan_lines(loaded: LoadedPipeline, recovery: Recovery) -> Iterator[str]:
     """Yield what a recovery will do, line by line."""
     yield f"{loaded.name}: {recovery.why}"
     yield "This will:"
@@ -86,6 +87,6 @@ def _said(loaded: LoadedPipeline, recovery: Recovery) -> Iterator[str]:
     since = "" if recovery.captured_until is None else f" after {moment(recovery.captured_until)}"
     for sink in recovery.messages:
         yield (
-            f"  send {sink} every row that exists now; rows that were deleted{since}, and what rows were in between, "
-            "cannot be known: it never gets that"
+            f"  send {sink} every row that exists now; rows that were deleted{since}, "
+            "and what rows were in between, cannot be known: it never gets that"
         )

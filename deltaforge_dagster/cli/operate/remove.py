@@ -71,7 +71,7 @@ def remove(
             spared = set() if spec is None else set(_used_by_others(store, name, spec, files))
             dropped: list[str] = []
             if removable is not None:
-                with _explained(name):
+                with _with_hints(name):
                     dropped = removable.remove(spared=spared, dry_run=True)
             listed = [*dropped, *deleted_state(store, row)]
             if not yes:
@@ -116,8 +116,8 @@ def _spec(
     for installed in files:
         if installed.name == row.name and installed.path is not None:
             raise NotAllowed(
-                f"pipeline {row.name!r} still has its file {installed.path}, with which it would start again: "
-                "delete the file or move it elsewhere, then run this again"
+                f"pipeline {row.name!r} still has its file {installed.path}, with which it would "
+                "start again: delete the file or move it elsewhere, then run this again"
             )
         if installed.name == row.name and isinstance(installed, LoadedPipeline):
             return installed.spec
@@ -166,12 +166,13 @@ def _database(block: SourceBlock) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _with_hints(name: str) -> Iterator[None]:
     """Add hints to errors of the source: what to do without its password, or without the server."""
     try:
         yield
     except DeltaforgeError as error:
         raise DeltaforgeError(
-            f"{error}. Nothing was removed. If the server wants a password: set PGPASSWORD, or name a copy of the "
-            f"pipeline's file in place of {name}; if it is gone for good: deltaforge remove {name} --keep-source"
+            f"{error}. Nothing was removed. If the server wants a password: set PGPASSWORD, "
+            f"or name a copy of the pipeline's file in place of {name}; "
+            f"if it is gone for good: deltaforge remove {name} --keep-source"
         ) from error

@@ -27,7 +27,9 @@ def resync(
         str,
         typer.Option(
             "--tables",
-            help="Comma-separated full names of the source's tables. Default: all that the sink has.",
+            help=(
+                "Comma-separated full names of the source's tables. Default: all that the sink has."
+            ),
         ),
     ] = "",
     json_output: JsonOption = False,
@@ -50,9 +52,10 @@ def resync(
     text = (
         f"{', '.join(requested)}: {pluralize(len(requested), 'table')} of {sink} will be "
         "recreated by the pipeline's run"
-        f"{once}, and loaded by a snapshot, which the sensor starts then; see deltaforge snapshot status "
-        f"{loaded.name}. Without sensors: deltaforge run {loaded.name} --until-caught-up, deltaforge snapshot run "
-        f"{loaded.name}, and the first one again."
+        f"{once}, and loaded by a snapshot, which the sensor starts then; "
+        f"see deltaforge snapshot status {loaded.name}. "
+        f"Without sensors: deltaforge run {loaded.name} --until-caught-up, "
+        f"deltaforge snapshot run {loaded.name}, and the first one again."
     )
     answer = {"pipeline": loaded.name, "sink": sink, "tables": list(requested)}
     say(text, answer, as_json=json_output)

@@ -60,7 +60,10 @@ def attach(
         bool,
         typer.Option(
             "--tail",
-            help="Continue with the next captured segment, skipping everything since it was detached.",
+            help=(
+                "Continue with the next captured segment, "
+                "skipping everything since it was detached."
+            ),
         ),
     ] = False,
     json_output: JsonOption = False,

@@ -67,13 +67,14 @@ def start(
     """
     with _opened(pipeline) as (opened, loaded):
         register(opened.store, loaded)
-        row = _wanted(opened.store, loaded, tables, where, sinks)
+        row = _request(opened.store, loaded, tables, where, sinks)
     _print(loaded.name, row, {}, json_output=json_output)
     if not json_output:
         seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
         typer.echo(
-            f"The sensor starts it at its next tick (every {seconds:g} s, while `deltaforge dev` or "
-            f"Dagster's daemon is running). To read it here now: deltaforge snapshot run {loaded.name}"
+            f"The sensor starts it at its next tick (every {seconds:g} s, while `deltaforge dev` "
+            "or Dagster's daemon is running). "
+            f"To read it here now: deltaforge snapshot run {loaded.name}"
         )
 
 
@@ -103,11 +104,11 @@ def run(
         if opened.store.snapshots.unfinished(loaded.name) is not None:
             if chosen:
                 raise NotAllowed(
-                    f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where and "
-                    "--sinks out"
+                    f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where "
+                    "and --sinks out"
                 )
         elif chosen or requested_snapshot(opened.store, loaded, pipeline_row) is None:
-            _wanted(opened.store, loaded, tables, where, sinks)
+            _request(opened.store, loaded, tables, where, sinks)
         console = Console(stderr=True)
         with _Bars(console) as bars:
             reading = SnapshotRun(
@@ -150,7 +151,7 @@ def _opened(pipeline: str) -> Iterator[tuple[Opened, LoadedPipeline]]:
         yield opened, loaded
 
 
-def _wanted(
+def _request(
     store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None, sinks: str
 ) -> SnapshotRow:
     return store.snapshots.request(

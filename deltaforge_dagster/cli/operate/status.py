@@ -47,7 +47,7 @@ def status(
     """
     with opened_store() as store, contextlib.suppress(KeyboardInterrupt):
         if not watch:
-            views = _found(store, pipelines)
+            views = _views(store, pipelines)
             if json_output:
                 _print_json(views)
             else:
@@ -56,13 +56,13 @@ def status(
                 raise typer.Exit(1)
         elif json_output:
             while True:
-                _print_json(_found(store, pipelines))
+                _print_json(_views(store, pipelines))
                 time.sleep(interval)
         else:
             _watch(store, pipelines, interval)
 
 
-def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | NotBegun]:
+def _views(store: StateStore, names: Sequence[str] | None) -> list[Overview | NotBegun]:
     installed = installed_files(store)
     rows = {row.name: row for row in store.pipelines.read()}
     files = [*installed, *without_file(rows.values(), installed)]
@@ -84,14 +84,17 @@ def _print_json(views: Sequence[Overview | NotBegun]) -> None:
 
 
 def _watch(store: StateStore, names: Sequence[str] | None, interval: float) -> None:
-    """Update the display until Ctrl-C; if the store is unavailable, show the error and try again."""
-    shown: RenderableType = screen(_found(store, names))
+    """Update the display until Ctrl-C.
+
+    If the store is unavailable, show the error and try again.
+    """
+    shown: RenderableType = screen(_views(store, names))
     console = answers()
     with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
             try:
-                shown = screen(_found(store, names))
+                shown = screen(_views(store, names))
             except Retryable as error:
                 shown = Text(str(error), style="red")
             live.update(shown, refresh=True)

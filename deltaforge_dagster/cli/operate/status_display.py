@@ -68,7 +68,10 @@ def _pipeline(overview: Overview) -> RenderableType:
     facts.add_column(overflow="fold")
     facts.add_row(
         "  captured",
-        f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
+        (
+            f"{position(row.captured_position or row.start_position)}, "
+            f"segment {row.next_segment - 1:,}"
+        ),
     )
     if overview.health.log is not None and (ahead := _log_ahead(overview.health.log, now)):
         facts.add_row("  log ahead", ahead)
@@ -87,7 +90,7 @@ def _pipeline(overview: Overview) -> RenderableType:
         facts.add_row("  snapshot", _snapshot(overview))
     facts.add_row("  range", _range(overview.newest, now) if overview.newest else "none yet")
     facts.add_row("  lease", _lease(overview.lease, now))
-    facts.add_row("  seen", _seen(overview))
+    facts.add_row("  seen", _last_activity(overview))
     title = _title(row.name, overview.health, overview.lag_seconds)
     return Group(title, *_problems(overview.health, now), facts)
 
@@ -142,7 +145,7 @@ def _confirmed(overview: Overview) -> str:
     )
 
 
-def _seen(overview: Overview) -> str:
+def _last_activity(overview: Overview) -> str:
     """Return when a run, a tick or the source last showed activity."""
     if overview.lease is not None and overview.lease.held_at(overview.now):
         return "a run is at work"

@@ -17,8 +17,9 @@ from deltaforge_dagster.config.blocks import AlsoAccepts, Block, Count, Name, Te
 DEFAULT_INSTANCE = "default"
 
 ONLY_STATE = (
-    "a checkpoint is written in the transaction that compares the run's lease, so it is where the lease is, "
-    "in the state store, which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"
+    "a checkpoint is written in the transaction that compares the run's lease, "
+    "so it is where the lease is, in the state store, "
+    "which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"
 )
 """The reason, for messages, why checkpoints cannot be kept in another store."""
 

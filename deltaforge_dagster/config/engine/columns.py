@@ -74,7 +74,9 @@ class ColumnOptions(Block):
     exclude: tuple[Pattern, ...] = ()
     """Patterns of columns that are left out of events."""
     include: tuple[Pattern, ...] = ()
-    """Patterns of columns: events of the tables that they name contain only these columns and the key."""
+    """Patterns of columns: events of the tables that they name contain only these columns and the
+    key.
+    """
     hash: HashedColumns | None = None
     """Columns whose values are replaced by salted hashes."""
     mask: Mapping[Pattern, _MaskText] = {}
@@ -95,7 +97,7 @@ class ColumnOptions(Block):
         return self
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
-        """Return the patterns of each action that hides something, by the action's name in the file.
+        """Return the patterns of each action that hides something, by its name in the file.
 
         `include` is not among them.
         """
@@ -107,7 +109,7 @@ class ColumnOptions(Block):
         }
 
     def salt_digest(self) -> str:
-        """Return a keyed digest that identifies the salt without revealing it; empty without a salt."""
+        """Return a keyed digest that identifies the salt and hides it; empty without a salt."""
         if self.hash is None:
             return ""
         salt = self.hash.salt.get_secret_value().encode()

@@ -167,7 +167,9 @@ class DagsterOptions(Block):
     sensors every five seconds. The UI shows one second less.
     """
     group: str | None = None
-    """Asset group in the UI, of letters, digits and `_`; by default each pipeline has its own group."""
+    """Asset group in the UI, of letters, digits and `_`; by default each pipeline has its own
+    group.
+    """
     freshness: Freshness = Freshness()
     """When a sink counts as late."""
 
@@ -207,7 +209,8 @@ class ValueOptions(Block):
     mysql_timestamp: Literal["iso", "micros"] = "iso"
     """MySQL: a TIMESTAMP as `"2026-03-01T12:00:00.000000Z"`, or as microseconds since 1970."""
     mysql_binary: Literal["base64", "text"] = "base64"
-    """MySQL: a BINARY or VARBINARY as `{"_base64":"..."}`, or as a string if its bytes are valid UTF-8.
+    """MySQL: a BINARY or VARBINARY as `{"_base64":"..."}`, or as a string if its bytes are valid
+    UTF-8.
     """
 
 

@@ -32,7 +32,10 @@ for _name, _pattern, _first in (
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
     (
         "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        (
+            r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+        ),
         list("-+.0123456789"),
     ),
 ):
@@ -102,7 +105,7 @@ def parse(text: str) -> Document:
 
 
 def plain(value: Any) -> Any:
-    """Convert JSON values to the form of a parsed document: tuples for lists, and no null values."""
+    """Convert JSON values to the form of a parsed document: tuples for lists, no null values."""
     if isinstance(value, Mapping):
         return {key: plain(member) for key, member in value.items() if member is not None}
     if isinstance(value, list | tuple):

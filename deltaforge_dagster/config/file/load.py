@@ -213,7 +213,7 @@ def load_files(
 
 
 def _report_rivals(files: list[_PipelineFile]) -> None:
-    """Report the conflict of several files with the same name, and collect all problems in the first."""
+    """Report the conflict of files with the same name, and collect all problems in the first."""
     first, *others = files
     for other in others:
         for file, rival in ((first, other), (other, first)):
@@ -311,8 +311,8 @@ def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[DocumentProblem
     if isinstance(value, str):
         for name in unexpanded(value)[:1]:
             text = (
-                f"holds ${{{name}}}, which stays as it is: environment variables are expanded in pipeline"
-                " files only, not in what is sent to the API (write the value out)"
+                f"holds ${{{name}}}, which stays as it is: environment variables are expanded"
+                " in pipeline files only, not in what is sent to the API (write the value out)"
             )
             yield DocumentProblem(path, text)
     elif isinstance(value, dict):
@@ -335,7 +335,7 @@ def _readable_name(value: Mapping[str, Any]) -> str | None:
 
 
 def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
-    """Append the instance id, if there is one, to the name, also in the document; return the name."""
+    """Append the instance id, if any, to the name, also in the document; return the name."""
     try:
         instance = value["spec"]["engine"]["checkpoint"]["instance_id"]
     except (KeyError, TypeError):

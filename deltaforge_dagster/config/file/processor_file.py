@@ -1,4 +1,4 @@
-"""Load the processors of a file in order to try them: of a pipeline file, or of a file with nothing else."""
+"""Load processors in order to try them, from a pipeline file or a file with nothing else."""
 
 from __future__ import annotations
 

@@ -19,9 +19,12 @@ _DIVIDED = frozenset({"", "spec", "spec.engine"})
 _INTRODUCTION = """\
 # Every field of the pipeline file
 
-Generated from the models by `make reference`; [configuration.md](configuration.md) explains the rules behind it. `[]` in a path
-is an entry of a list. Fields that end in `_seconds` or `_secs` are in seconds, `_ms` in milliseconds, `_bytes` in bytes. A
-*template* is text with variables ([templates](configuration.md#templates)); a *secret* is never shown. A *derived* id is
+Generated from the models by `make reference`; [configuration.md](configuration.md) explains \
+the rules behind it. `[]` in a path
+is an entry of a list. Fields that end in `_seconds` or `_secs` are in seconds, `_ms` in \
+milliseconds, `_bytes` in bytes. A
+*template* is text with variables ([templates](configuration.md#templates)); a *secret* is \
+never shown. A *derived* id is
 generated, with a warning, if the file has none.
 """
 

@@ -29,7 +29,7 @@ _WORDS_NULL = frozenset({"empty_object", "empty_list"})
 
 
 def unquoted_nulls(document: Document) -> Iterator[DocumentProblem]:
-    """Yield a problem for each field that has YAML's null where the text `null` was probably meant."""
+    """Yield a problem for each field with YAML's null where the text `null` was probably meant."""
     for path in document.lines:
         if path[:2] == ("spec", "processors") and path[-1] in _WORDS_NULL:
             block = document.at(path[:-1])
@@ -60,7 +60,7 @@ def rules(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
 
 
 def advice(spec: PipelineSpec) -> Iterator[DocumentProblem]:
-    """Yield a warning for each valid setting that is probably a mistake, with what to write instead."""
+    """Yield a warning for each valid setting that is probably wrong, with what to write instead."""
     yield from _snapshot(spec.spec.source.config.snapshot)
     for index, sink in enumerate(spec.spec.sinks):
         path = ("spec", "sinks", index, "config")
@@ -152,8 +152,9 @@ def _subject(
     by_topic = config.encoding.subject_strategy == "topic_name"
     if by_topic and not one_table and not compile_template(config.destination).variables:
         text = (
-            "topic_name makes the schemas of all tables versions of one subject, which the registry may refuse (write "
-            "topic_record_name, or a topic for each table: ${source.table})"
+            "topic_name makes the schemas of all tables versions of one subject, which the "
+            "registry may refuse "
+            "(write topic_record_name, or a topic for each table: ${source.table})"
         )
         yield DocumentProblem((*path, "encoding", "subject_strategy"), text)
 

@@ -1,7 +1,8 @@
-"""The JSON Schema (draft 2020-12) of the pipeline file, generated from the models, for editors and programs.
+"""The JSON Schema (draft 2020-12) of the pipeline file, generated from the models.
 
-The schema accepts what `load` accepts, except that unknown fields are errors, so that editors mark
-them. What only the models can check, such as a DSN or a rule between two fields, is not part of it.
+Editors and programs use it. The schema accepts what `load` accepts, except that unknown fields are
+errors, so that editors mark them. What only the models can check, such as a DSN or a rule between
+two fields, is not part of it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Yield the model's fields that have a docstring, with the one of the most derived class first."""
+    """Yield the model's fields that have a docstring, and it, most derived class first."""
     for base in model.__mro__:
         if not issubclass(base, BaseModel) or base is BaseModel:
             continue

@@ -1,4 +1,4 @@
-"""Messages for the validation errors of the models, in the terms of the file instead of Python's."""
+"""Messages for the models' validation errors, in the terms of the file instead of Python's."""
 
 from __future__ import annotations
 

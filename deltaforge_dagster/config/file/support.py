@@ -16,9 +16,9 @@ from deltaforge_dagster.config.file.document import DocumentPath, DocumentProble
 from deltaforge_dagster.sinks.registry import broken_sink_types
 from deltaforge_dagster.sources.registry import broken_source_types, no_chaser, source_types
 
-_OWN = ("spec", "engine", "checkpoint")
-_REPLICATOR = (("checkpoint",), ("replicator", "checkpoint"), ("spec", "checkpoint"), _OWN)
-"""Paths at which users may have put the checkpoint options of an event store replicator, by its names."""
+_CHECKPOINT = ("spec", "engine", "checkpoint")
+_REPLICATOR = (("checkpoint",), ("replicator", "checkpoint"), ("spec", "checkpoint"), _CHECKPOINT)
+"""Paths where users may have put an event store replicator's checkpoint options, by its names."""
 _REPLICATOR_FIELDS = {"checkpointAfter": "after", "instanceId": "instance_id"}
 """A replicator's names of fields, and those of `spec.engine.checkpoint`."""
 _SENSING_WITHOUT_EFFECT = (
@@ -55,7 +55,7 @@ def without_effect(document: dict[str, Any]) -> Iterator[DocumentProblem]:
         block: dict[str, Any] = functools.reduce(_mapping, path, document)
         for field, ours in _REPLICATOR_FIELDS.items():
             if field in block:
-                text = f"has no effect (write {'.'.join(_OWN)}.{ours})"
+                text = f"has no effect (write {'.'.join(_CHECKPOINT)}.{ours})"
                 yield DocumentProblem((*path, field), text)
     sensing = _mapping(_mapping(document, "spec"), "schema_sensing")
     if sensing.get("enabled") is True:

@@ -30,7 +30,7 @@ def validate(
     Unknown fields are removed from `value`; the caller decides whether they are problems.
     """
     unknown: list[DocumentProblem] = []
-    validated, errors = _try(model, value)
+    validated, errors = _validate(model, value)
     extras = [error for error in errors if error["type"] == "extra_forbidden"]
     if extras:
         for error in extras:
@@ -39,17 +39,19 @@ def validate(
             unknown.append(DocumentProblem(path, f"is not a known field{guess}"))
         for problem in unknown:
             _remove(value, problem.path)
-        validated, errors = _try(model, value)
+        validated, errors = _validate(model, value)
     problems = [
         DocumentProblem(_document_path(error["loc"], value), sentence(error))
         for error in errors
         # pydantic does not count invalid entries: a list of them is not too short.
-        if error["type"] != "too_short" or not _at(value, _document_path(error["loc"], value))
+        if error["type"] != "too_short" or not _value_at(value, _document_path(error["loc"], value))
     ]
     return validated, unknown, problems
 
 
-def _try(model: type[_Model], value: dict[str, Any]) -> tuple[_Model | None, list[ErrorDetails]]:
+def _validate(
+    model: type[_Model], value: dict[str, Any]
+) -> tuple[_Model | None, list[ErrorDetails]]:
     try:
         return model.model_validate(value), []
     except pydantic.ValidationError as error:
@@ -57,7 +59,10 @@ def _try(model: type[_Model], value: dict[str, Any]) -> tuple[_Model | None, lis
 
 
 def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
-    """Convert the location of a pydantic error, which also names the form of a block, to a path in the file."""
+    """Convert the location of a pydantic error to a path in the file.
+
+    Such a location also names the form of a block.
+    """
     path: list[str | int] = []
     for part in loc:
         form = value.get("type") if isinstance(value, dict) and part not in value else value
@@ -71,7 +76,7 @@ def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
     return tuple(path)
 
 
-def _at(value: Any, path: DocumentPath) -> Any:
+def _value_at(value: Any, path: DocumentPath) -> Any:
     for part in path:
         value = value[part]
     return value
@@ -88,14 +93,15 @@ def _guess(name: str, names: list[str]) -> str:
 
 
 def _remove(value: Any, path: DocumentPath) -> None:
-    del _at(value, path[:-1])[path[-1]]
+    del _value_at(value, path[:-1])[path[-1]]
 
 
 @functools.cache
 def field_table() -> dict[str, FieldInfo]:
-    """Return every field of a pipeline file by its path; `[]` marks list items, `spec.sinks[].config.id`.
+    """Return every field of a pipeline file by its path, such as `spec.sinks[].config.id`.
 
-    The check of the reference documentation reads this table, so it cannot differ from the models.
+    `[]` marks list items. The check of the reference documentation reads this table, so it cannot
+    differ from the models.
 
     If a block has several forms (sinks of different types), a field is described by the first form
     that has it.

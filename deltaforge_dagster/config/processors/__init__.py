@@ -1,1 +1,4 @@
-"""The processors of a pipeline file (spec.processors), those of installed packages, and checks of SQL expressions."""
+"""The processors of a pipeline file (spec.processors), and checks of SQL expressions.
+
+Installed packages may add processors.
+"""

@@ -36,9 +36,9 @@ _OPERATORS = frozenset(
 """What may follow a column named `table` or `from`, in contrast to a query."""
 _STATEMENTS = frozenset(
     {
-        "alter", "analyze", "begin", "cache", "call", "clear", "create", "declare", "delete", "describe",
-        "drop", "execute", "explain", "grant", "insert", "load", "merge", "refresh", "reset", "revoke",
-        "set", "show", "truncate", "uncache", "update", "use",
+        "alter", "analyze", "begin", "cache", "call", "clear", "create", "declare", "delete",
+        "describe", "drop", "execute", "explain", "grant", "insert", "load", "merge", "refresh",
+        "reset", "revoke", "set", "show", "truncate", "uncache", "update", "use",
     }
 )  # fmt: skip
 

@@ -241,8 +241,8 @@ class SqlProcessor(Block):
             image, _, name = target.partition(".")
             if image not in {"before", "after"} or not name:
                 raise ValueError(
-                    f"set names {target}; `after.<field>` and `before.<field>` can be set (topic, key "
-                    "and headers belong to `route`)"
+                    f"set names {target}; `after.<field>` and `before.<field>` can be set "
+                    "(topic, key and headers belong to `route`)"
                 )
             if name in self.drop:
                 raise ValueError(f"sets {target} and drops it (remove one)")

@@ -1,7 +1,8 @@
-"""The options of every sink of a pipeline file: id, where it starts, which events it gets, form of the messages.
+"""The options of every sink of a pipeline file.
 
-A kind of sink adds its own options in a subclass of `MessageSinkConfig`, or of `SinkConfig` if it
-sends no messages (`sinks.registry`).
+They are its id, where it starts, which events it gets, and the form of its messages. A kind of sink
+adds its own options in a subclass of `MessageSinkConfig`, or of `SinkConfig` if it sends no
+messages (`sinks.registry`).
 """
 
 from __future__ import annotations
@@ -175,7 +176,8 @@ class MessageSinkConfig(SinkConfig):
                 )
             if isinstance(self.envelope, CloudEventsEnvelope):
                 raise ValueError(
-                    "encoding avro: a CloudEvent is JSON (write envelope: native, or encoding: json)"
+                    "encoding avro: a CloudEvent is JSON "
+                    "(write envelope: native, or encoding: json)"
                 )
         return self
 

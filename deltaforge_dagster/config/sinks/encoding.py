@@ -41,9 +41,13 @@ class AvroEncoding(Block):
     password: FilledSecret | None = None
     """The user's password; needs `username`."""
     ca_file: Text | None = None
-    """File with the certificates (PEM) that are trusted instead of the system's; only for `https`."""
+    """File with the certificates (PEM) that are trusted instead of the system's; only for
+    `https`.
+    """
     unsigned_bigint_mode: Literal["string", "long"] = "string"
-    """MySQL: a BIGINT UNSIGNED as text, or as a `long`, into which the upper half of its values does not fit."""
+    """MySQL: a BIGINT UNSIGNED as text, or as a `long`, into which the upper half of its values
+    does not fit.
+    """
     enum_mode: Literal["string", "enum"] = "string"
     """MySQL: an ENUM as text, or as an `enum`, if all of its labels can be symbols in Avro."""
     naive_timestamp_mode: Literal["string", "timestamp"] = "string"

@@ -1,4 +1,4 @@
-"""The source of a pipeline file: `base` has what every kind shares, `snapshot` the options of snapshots.
+"""The source of a pipeline file: `base` has what all kinds share, `snapshot` snapshot options.
 
 The options of a kind are in its own folder, `sources/<kind>/config.py`.
 """

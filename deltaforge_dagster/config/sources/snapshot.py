@@ -1,4 +1,4 @@
-"""Snapshots: whether and when the existing rows of a source's tables are read, and with how many readers."""
+"""Snapshots: whether and when a source's existing rows are read, and with how many readers."""
 
 from __future__ import annotations
 

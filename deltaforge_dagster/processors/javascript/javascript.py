@@ -74,7 +74,7 @@ class JavaScript:
         self._script.close()
 
     def _events(self, frame: pa.RecordBatch) -> tuple[str, bool]:
-        """Return a batch as a JSON array, and whether JavaScript may spell its numbers differently."""
+        """Return a batch as a JSON array, and whether JavaScript may respell its numbers."""
         raw = frame.schema.get_field_index("raw_payload")
         none = pa.array(np.zeros(frame.num_rows, np.bool_))
         whole = frame.set_column(raw, frame.schema.field(raw), none)
@@ -104,19 +104,19 @@ class _Rebuilt:
         last = 0
         for row, (number, differs) in enumerate(self.told):
             if number < 0:
-                self._made(row, differs)
+                self._set_created(row, differs)
             else:
                 last = number
-                self._differing(row, differs)
+                self._set_changed(row, differs)
             sources[row] = last
         return replaced(self.given.take(pa.array(sources, pa.int64())), self._changes)
 
-    def _differing(self, row: int, differs: dict[str, Any]) -> None:
+    def _set_changed(self, row: int, differs: dict[str, Any]) -> None:
         for name, value in differs.items():
             if name == "route":
-                self._routed(row, value)
+                self._set_route(row, value)
             elif name == "synthetic":
-                self._marked(row, value)
+                self._set_synthetic(row, value)
             else:
                 self._set(row, *self._column(name, value))
 
@@ -143,7 +143,7 @@ class _Rebuilt:
             return name, value
         raise self._refused(f"no text as `source.{name}`")
 
-    def _routed(self, row: int, route: Any) -> None:
+    def _set_route(self, row: int, route: Any) -> None:
         """Replace the route of a row; for what the route omits, the sink's settings apply."""
         if not isinstance(route, dict):
             raise self._refused("a route that is not an object")
@@ -165,13 +165,13 @@ class _Rebuilt:
         self._set(row, "headers", headers or None)
         self._set(row, "raw_payload", value=False)
 
-    def _marked(self, row: int, maker: Any) -> None:
+    def _set_synthetic(self, row: int, maker: Any) -> None:
         """Set `synthetic`, the producer of an event, to the value that the script chose."""
         if maker is not None and not (isinstance(maker, str) and maker):
             raise self._refused("a `synthetic` that is not a string")
         self._set(row, "synthetic", maker)
 
-    def _made(self, row: int, differs: dict[str, Any]) -> None:
+    def _set_created(self, row: int, differs: dict[str, Any]) -> None:
         """Set the columns of an event that the script created."""
         event = differs["event"]
         source = event.get("source")
@@ -189,8 +189,8 @@ class _Rebuilt:
         self._set(row, *self._column("ts_ms", event["ts_ms"]))
         for name in _NAMES:
             self._set(row, *self._column(name, source.get(name)))
-        self._routed(row, differs.get("route") or {})
-        self._marked(row, event.get("synthetic"))
+        self._set_route(row, differs.get("route") or {})
+        self._set_synthetic(row, event.get("synthetic"))
         own = event.get("event_id")
         if own is not None and not (isinstance(own, str) and _UUID.fullmatch(own)):
             raise self._refused("an `event_id` that is not a UUID")

@@ -117,7 +117,7 @@ class _Engine:
         self._stack.callback(self._loop.close)
         try:
             enter = functools.partial(self._stack.enter_context, mini_racer(self._loop))
-            self._racer = self._await(_soon(enter))
+            self._racer = self._await(_call_in_loop(enter))
             carrier = self._evaluated(_carrier())
             self._take, self._run, self._give = (
                 carrier[function] for function in ("take", "run", "give")
@@ -225,7 +225,7 @@ class _Engine:
         return self._loop.run_until_complete(call)
 
 
-async def _soon(function: functools.partial[Any]) -> Any:
+async def _call_in_loop(function: functools.partial[Any]) -> Any:
     """Call a function inside the loop: the library needs a running loop."""
     return function()
 
@@ -236,14 +236,14 @@ def _carrier() -> str:
     return f"{source}\n//# sourceURL=deltaforge.js"
 
 
-_PLACE = re.compile(r"^(?P<file>[^:\n]*):(?P<line>\d+): (?P<text>.*)$", re.MULTILINE)
+_LOCATION = re.compile(r"^(?P<file>[^:\n]*):(?P<line>\d+): (?P<text>.*)$", re.MULTILINE)
 _FRAME = re.compile(r"\bat .*?(?P<file>[A-Za-z0-9._-]+\.js):(?P<line>\d+):\d+", re.MULTILINE)
 
 
 def _error_line(error: Exception) -> str:
     """Return V8's message of an error as a single line, with the line number in the script."""
     whole = str(error)
-    first = _PLACE.search(whole)
+    first = _LOCATION.search(whole)
     text = first["text"] if first else whole.strip().split("\n", 1)[0]
     text = text.removeprefix("Uncaught ")
     if text.startswith("TypeError: JS processor returned"):

@@ -91,7 +91,7 @@ def native_envelope(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArra
 
 
 def debezium_envelope(origin: EventOrigin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the native event of each row as a Debezium payload, with a null schema; see `Envelope`."""
+    """Return each row's native event as a Debezium payload, with a null schema; see `Envelope`."""
     return _messages(frame, ['{"schema":null,"payload":', *_native(origin, frame), "}"])
 
 
@@ -134,7 +134,7 @@ def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
 
 
 def raw_payloads(frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the messages of the rows that a processor marked `raw_payload`; those of other rows have no meaning."""
+    """Return the messages of rows that a processor marked `raw_payload`; others have no meaning."""
     after = cast("pa.StringArray", frame.column("after").fill_null("null"))
     texts = np.flatnonzero(pc.and_(frame.column("raw_payload"), pc.starts_with(after, '"')))
     if texts.size:
@@ -162,8 +162,11 @@ def _native(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
         ',"after":', Optional("", values_of(frame.column("after")), "", "null"),
         f',"source":{{"version":{_json(origin.version)},"connector":{_json(origin.connector)}',
         f',"name":{_json(origin.name)}', Optional(',"ts_ms":', ts_ms),
-        *(Optional(f',"{name}":', _names(frame.column(name))) for name in ("db", "schema", "table")),
-        *_place(origin, frame),
+        *(
+            Optional(f',"{name}":', _names(frame.column(name)))
+            for name in ("db", "schema", "table")
+        ),
+        *_position_pieces(origin, frame),
         Optional('},"op":"', wire_op(frame)),
         Optional('","ts_ms":', ts_ms),
         Optional(',"transaction":{"id":"', values_of(frame.column("tx_id")), '"}'),
@@ -179,7 +182,7 @@ def _native(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     ]  # fmt: skip
 
 
-def _place(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
+def _position_pieces(origin: EventOrigin, frame: pa.RecordBatch) -> list[Piece]:
     """Return the pieces of each row's log position, or of the mark of a snapshot row."""
     snapshot = is_snapshot(frame)
     pieces = [_position_piece(field, frame) for field in origin.position_fields]
@@ -211,7 +214,7 @@ def _is_op(frame: pa.RecordBatch, op: str) -> Mask:
     return cast("Mask", mask.to_numpy(zero_copy_only=False))
 
 
-_HAPPENED = {
+_VERBS = {
     "c": "created",
     "u": "updated",
     "d": "deleted",
@@ -223,7 +226,7 @@ _HAPPENED = {
 
 def _happened(frame: pa.RecordBatch) -> Values | None:
     """Return the last part of each CloudEvent's type: `created`, `updated` and so on."""
-    return _mapped(frame.column("op"), _HAPPENED.__getitem__)
+    return _mapped(frame.column("op"), _VERBS.__getitem__)
 
 
 def _full_table(frame: pa.RecordBatch) -> list[Piece]:

@@ -202,7 +202,7 @@ def _with_columns(rows: pa.RecordBatch, changed: dict[str, pa.Array[Any]]) -> pa
 
 
 def identified(frame: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StringArray]:
-    """Return an expanded frame in which tombstones also have their own ids, and the ids of the changes.
+    """Return an expanded frame whose tombstones have their own ids, too, and the changes' ids.
 
     The id of a change is null for rows whose own id is that of their change.
     """

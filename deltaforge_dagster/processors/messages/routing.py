@@ -194,7 +194,7 @@ def _text(
     frame: pa.RecordBatch,
     encode: Callable[[pa.StringArray], pa.StringArray] | None = None,
 ) -> pa.StringArray:
-    """Return the template's text for each row; unresolved variables are empty, the others encoded."""
+    """Return the template's text for each row: unresolved variables empty, the others encoded."""
     pieces: list[Piece] = []
     for part in template.parts:
         if isinstance(part, str):
@@ -240,7 +240,11 @@ def _variable(path: tuple[str, ...], origin: EventOrigin, frame: pa.RecordBatch)
         )
     if path in _VARIABLES:
         return _VARIABLES[path](origin, frame)
-    return _place(fields[0], origin, frame) if image == "source" and len(fields) == 1 else None
+    return (
+        _position_texts(fields[0], origin, frame)
+        if image == "source" and len(fields) == 1
+        else None
+    )
 
 
 _Variable = Callable[[EventOrigin, pa.RecordBatch], Values | None]
@@ -254,7 +258,7 @@ def _number(name: str, divisor: int = 1) -> _Variable:
     return lambda _, frame: decimals(frame.column(name), divisor)
 
 
-def _place(name: str, origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
+def _position_texts(name: str, origin: EventOrigin, frame: pa.RecordBatch) -> Values | None:
     """Return the texts of a position field of the source; null for snapshot rows.
 
     Returns None if the source has no such field.

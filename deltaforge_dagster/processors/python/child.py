@@ -26,7 +26,7 @@ from deltaforge_dagster.processors.python.function import UserFunction
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _LOAD_SECONDS = 30.0
-"""The minimum time limit for starting the child and loading the module, enough for a busy machine."""
+"""The minimum time limit for starting the child and loading the module; suits busy machines."""
 
 _AFTER_PARENT_SECONDS = 1.0
 """How much later than the parent's limit the child's own timer ends it."""

@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import SpecError
 
 
 def source_hash(function: str, path: str | None) -> str | None:
-    """Return the SHA-256 of the source of a function's module; None if it is not found on this machine.
+    """Return the SHA-256 of the source of a function's module; None if it is not found here.
 
     Args:
         function: `module:function`.
@@ -104,7 +104,7 @@ def _look_first_in(path: str) -> None:
 
 
 def _forget(name: str) -> None:
-    """Make Python reload a module, and all modules directly in the directories of pipeline files."""
+    """Make Python reload a module, and all modules directly in directories of pipeline files."""
     importlib.invalidate_caches()
     for imported, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", ""))

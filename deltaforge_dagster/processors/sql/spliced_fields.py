@@ -89,7 +89,10 @@ def _spliced(images: pa.StringArray, name: str, values: pa.StringArray | None) -
 
 
 def _fixed(array: npt.NDArray[_Item]) -> npt.NDArray[_Item]:
-    """Return a read-only view: with one array type for all inputs, Numba compiles a single kernel."""
+    """Return a read-only view.
+
+    With one array type for all inputs, Numba compiles a single kernel.
+    """
     array = array.view()
     array.flags.writeable = False
     return array

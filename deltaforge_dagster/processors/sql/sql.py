@@ -37,7 +37,7 @@ def json_column(config: SqlProcessor, expression: str) -> str:
 
 
 def columns_read(config: SqlProcessor | None) -> tuple[str, ...]:
-    """Return the columns of the change frame that the expressions may read; none without a processor."""
+    """Return the columns of the frame that the expressions may read; none without a processor."""
     if config is None:
         return ()
     named = set().union(*map(words, config.computed.values()))
@@ -76,7 +76,7 @@ class Sql:
                     column = with_field(column, name, self._texts(computed, target))
             for name in self._config.drop:
                 column = without_field(column, name)
-            rows = _with(rows, image, column)
+            rows = _with_column(rows, image, column)
         return self._routed(rows, computed)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Sql:
         for part, column in (("topic", "topic"), ("key", "route_key")):
             if getattr(route, part) is not None:
                 new = computed.column(value_column(self._config, f"route.{part}"))
-                rows = _with(rows, column, pc.coalesce(new, rows.column(column)))
+                rows = _with_column(rows, column, pc.coalesce(new, rows.column(column)))
         if route.headers:
             headers = {
                 name: computed.column(
@@ -110,7 +110,7 @@ class Sql:
                 _headers(own, dict(zip(headers, values, strict=True)))
                 for own, values in zip(old, zip(*headers.values(), strict=True), strict=True)
             ]
-            rows = _with(rows, "headers", pa.array(texts, pa.string()))
+            rows = _with_column(rows, "headers", pa.array(texts, pa.string()))
         return rows
 
 
@@ -122,6 +122,6 @@ def _headers(old: str | None, new: dict[str, str | None]) -> str | None:
     return orjson.dumps({**(orjson.loads(old) if old else {}), **added}).decode()
 
 
-def _with(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
+def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array[Any]) -> pa.RecordBatch:
     index = rows.schema.get_field_index(name)
     return rows.set_column(index, rows.schema.field(index), column)

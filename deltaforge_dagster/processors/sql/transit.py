@@ -26,15 +26,15 @@ PACKED, NOTE = "_packed", "_note"
 JSON_COLUMNS = ("before", "after", "key", "headers", "tags")
 """The readable columns that hold JSON text; SQL sees them as VARIANT."""
 READABLE = (
-    *JSON_COLUMNS, "op", "ts_us", "db", "schema", "table", "tx_id", "event_id", "topic", "route_key",
-    "synthetic",
+    *JSON_COLUMNS, "op", "ts_us", "db", "schema", "table", "tx_id", "event_id", "topic",
+    "route_key", "synthetic",
 )  # fmt: skip
 """Columns of the change frame that SQL may read."""
 
 Item: TypeAlias = "dict[str, Any] | pa.RecordBatch"
 """A note, or a batch of rows."""
 _DIGITS = 38
-"""The digits that a decimal in Spark's VARIANT can have; longer numbers become floating point numbers."""
+"""The most digits of a decimal in Spark's VARIANT; longer numbers become floating-point numbers."""
 _EXACT_DIGITS = 15
 """The digits that a double always preserves; VARIANT stores numbers with an exponent as doubles."""
 _MAY_BE_LONG = r"[:,\[] *-?([0-9.]{39}|[0-9.]+[eE])"
@@ -87,7 +87,7 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
             missing -= taken
             if not missing:
                 assert whole is not None
-                yield _beside(whole, parts)
+                yield _with_computed(whole, parts)
                 parts = []
 
 
@@ -98,7 +98,7 @@ def frame_of(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     return rows.select([name for name in names if name in FRAME.names]), rows.select(computed)
 
 
-def _beside(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _with_computed(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     schema = parts[0].schema
     arrays = [pa.concat_arrays([part.column(name) for part in parts]) for name in schema.names]
     return pa.RecordBatch.from_arrays(

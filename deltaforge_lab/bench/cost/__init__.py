@@ -1,1 +1,4 @@
-"""What a benchmark cost in processor time: by process (`processes`), by thread (`threads`), by stage of a run (`stages`)."""
+"""What a benchmark cost in processor time.
+
+By process (`processes`), by thread (`threads`), and by stage of a run (`stages`).
+"""

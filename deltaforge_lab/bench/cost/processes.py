@@ -38,7 +38,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A sample of one process: its parent, seconds of processor time, bytes of resident memory, threads."""
+    """A process sample: parent, seconds of processor time, bytes of resident memory, threads."""
 
     parent: int
     cpu_seconds: float
@@ -106,7 +106,7 @@ class Sampler:
         self._sample(many=True)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return the processor seconds of each group since the start, without the sampler's own thread."""
+        """Return each group's processor seconds since the start, without the sampler's thread."""
         used = {
             # Iterate over a copy, because the thread may add a process.
             name: sum(last - self._first.get(pid, 0.0) for pid, last in processes.copy().items())
@@ -117,7 +117,7 @@ class Sampler:
         return used
 
     def threads(self, group: str) -> list[ThreadUsage]:
-        """Return what each thread of a group has used since the start; the sampler's own is not among them."""
+        """Return what each thread of a group, except the sampler's, has used since the start."""
         own = self._thread.native_id
         return [thread for thread in self._ledger.used(self._last[group]) if thread.id != own]
 

@@ -1,4 +1,4 @@
-"""The cost of a run by stage: which processor time counts as capture, journal, encode, send, and store.
+"""The cost of a run by stage: which time counts as capture, journal, encode, send, and store.
 
 ========  =========================================================================================
 capture   the capture thread: it receives the log, decodes it, and collects rows for the journal;

@@ -1,9 +1,10 @@
-"""The processor time of threads, from Linux's /proc (proc(5), "/proc/pid/task": each has a `stat` like a process).
+"""The processor time of threads, from Linux's /proc.
 
-The kernel knows the names that Java and librdkafka give their threads, but before Python 3.14 not
-those of Python's, so the names in this process come from `threading`. Times are in clock ticks,
-mostly 10 ms. A thread's time is gone when the thread ends: what it used after the last reading is
-missing here, but not in the process's time.
+Each thread has a `stat` like a process (proc(5), "/proc/pid/task"). The kernel knows the names that
+Java and librdkafka give their threads, but before Python 3.14 not those of Python's, so the names
+in this process come from `threading`. Times are in clock ticks, mostly 10 ms. A thread's time is
+gone when the thread ends: what it used after the last reading is missing here, but not in the
+process's time.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class AvroEnvelope:
             [
                 _without(values, unfit),
                 pa.array(numbers, pa.int32(), mask=numbers < 0),
-                pa.array([unfit.get(row) for row in range(rows)], pa.string()) if unfit else pa.nulls(rows, pa.string()),
+                pa.array([unfit.get(row) for row in range(rows)], pa.string())
+                if unfit else pa.nulls(rows, pa.string()),
             ],
             fields=list(MESSAGES_TYPE),
         )  # fmt: skip
@@ -214,7 +215,9 @@ def _texts(column: pa.Array[Any], before: bytes, otherwise: bytes) -> Piece:
     else:
         ends, data = layout(cast("pa.StringArray", column))
         starts, stops = ends[:-1], ends[1:]
-    return SlicePiece(data, starts, stops, sized=True, valid=valid, before=before, otherwise=otherwise)  # fmt: skip
+    return SlicePiece(
+        data, starts, stops, sized=True, valid=valid, before=before, otherwise=otherwise
+    )
 
 
 def _text(values: Values | None, before: bytes = b"", otherwise: bytes = b"") -> Piece:
@@ -223,7 +226,10 @@ def _text(values: Values | None, before: bytes = b"", otherwise: bytes = b"") ->
         return otherwise
     if values.constant is not None:
         return before + varint(len(values.constant)) + values.constant
-    return SlicePiece(values.data, values.starts, values.stops, sized=True, valid=values.valid if len(values.valid) else None, before=before, otherwise=otherwise)  # fmt: skip
+    return SlicePiece(
+        values.data, values.starts, values.stops, sized=True,
+        valid=values.valid if len(values.valid) else None, before=before, otherwise=otherwise,
+    )  # fmt: skip
 
 
 def _millis(column: pa.Array[Any]) -> Piece:

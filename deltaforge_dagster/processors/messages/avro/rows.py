@@ -1,4 +1,7 @@
-"""Row images as records in Avro's binary encoding: typed columns (`typed_rows`) become the pieces of records."""
+"""Row images as records in Avro's binary encoding.
+
+Typed columns (`typed_rows`) become the pieces of records.
+"""
 
 from __future__ import annotations
 

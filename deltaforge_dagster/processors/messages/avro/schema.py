@@ -4,10 +4,12 @@ An event is a record `Envelope` in the namespace
 `deltaforge.cdc.<connector>.<db>[.<schema>].<table>`::
 
     before, after     null, or a record BeforeValue or AfterValue with the columns
-    source            a record deltaforge.cdc.Source: version connector name ts_ms db schema table snapshot position
+    source            a record deltaforge.cdc.Source: version connector name ts_ms db schema table
+                      snapshot position
     op ts_ms          as in the native event, and so are the next ones, which may be null
     event_id schema_version transaction tenant_id schema_sequence ddl tags synthetic tx_end
-    before_missing, after_missing    names of the columns whose values the log, or a processor, has left out
+    before_missing, after_missing
+                      names of the columns whose values the log, or a processor, has left out
 
 Every column may be null and has the default null, because the log may lack the value of a column.
 So columns can be added and removed without making a new version of the schema incompatible. A
@@ -126,13 +128,13 @@ class AvroTables:
         self._engine = engine
         self._other_fields = other_fields
         self._enums = encoding.enum_mode == "enum" and engine.values.mysql_enum == "label"
-        self._known: dict[VersionName, AvroTable] = {}
+        self._schemas: dict[VersionName, AvroTable] = {}
         self.of_no_table = self._table((), (), None, other=True)
         """The schema of events of no registered table version."""
 
     def of(self, version: VersionName, table: TableSchema) -> AvroTable:
         """Return the schema of a table version's events."""
-        if version not in self._known:
+        if version not in self._schemas:
             typed = typed_schema(table, self._kind, self._engine)
             columns = self._columns(table.columns, typed)
             rows = TypedSchema(
@@ -140,8 +142,8 @@ class AvroTables:
                 typed.marks_unchanged,
             )
             names = [name for name in (table.db, table.schema, table.table) if name is not None]
-            self._known[version] = self._table(names, columns, rows, other=self._other_fields)
-        return self._known[version]
+            self._schemas[version] = self._table(names, columns, rows, other=self._other_fields)
+        return self._schemas[version]
 
     def _columns(self, columns: Sequence[Column], typed: TypedSchema) -> tuple[AvroColumn, ...]:
         names = [column.name for column in typed.columns]
@@ -192,12 +194,18 @@ class AvroTables:
             {"name": "op", "type": _STRING},
             {"name": "ts_ms", "type": "long"},
             *_optionals("event_id", "schema_version"),
-            _optional("transaction", _record("Transaction", f"{_ROOT}.cdc", [{"name": "id", "type": _STRING}])),
+            _optional(
+                "transaction",
+                _record("Transaction", f"{_ROOT}.cdc", [{"name": "id", "type": _STRING}]),
+            ),
             *_optionals("tenant_id"),
             _optional("schema_sequence", "long"),
             *_optionals("ddl", "tags", "synthetic"),
             _optional("tx_end", "boolean"),
-            *(_optional(name, {"type": "array", "items": _STRING}) for name in ("before_missing", "after_missing")),
+            *(
+                _optional(name, {"type": "array", "items": _STRING})
+                for name in ("before_missing", "after_missing")
+            ),
         ]  # fmt: skip
         text = json.dumps(_record("Envelope", namespace, fields), separators=(",", ":"))
         return AvroTable(text, f"{namespace}.Envelope", tuple(columns), rows, other)
