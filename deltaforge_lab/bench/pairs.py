@@ -60,7 +60,7 @@ def drain_command(pair: str) -> Callable[..., None]:
             str | None,
             typer.Option(
                 metavar="COMMAND",
-                help="Drain the log alternately with this program, and compare; see docs/performance.md.",
+                help="Drain the log alternately with this program, and compare; see docs/benchmarks.md.",
             ),
         ] = None,
         peer_destination: Annotated[
