@@ -3,7 +3,7 @@
 A first backlog is drained to warm up the servers, Spark and every kernel. Then the source is
 filled, in transactions of 1,000 rows, while nothing reads from it. The measured time begins with
 the run, which takes the lease, connects and opens the log, and ends when the sink has acknowledged
-the last message. docs/performance.md explains the numbers.
+the last message. docs/benchmarks.md explains the numbers.
 """
 
 from __future__ import annotations

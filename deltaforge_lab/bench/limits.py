@@ -15,7 +15,7 @@ _WRITE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """The limits of the machine; see docs/performance.md.
+    """The limits of the machine; see docs/benchmarks.md.
 
     Attributes:
         raw_read_per_second: Rows per second when a client receives and discards the source's log.

@@ -62,7 +62,7 @@ def drain_command(pair: str) -> Callable[..., None]:
                 metavar="COMMAND",
                 help=(
                     "Drain the log alternately with this program, and compare; "
-                    "see docs/performance.md."
+                    "see docs/benchmarks.md."
                 ),
             ),
         ] = None,

@@ -436,7 +436,7 @@ def drain(
 def _variables(
     source: BenchSource, sink: BenchSink, destination: str, home: Path
 ) -> dict[str, str]:
-    """Return the environment variables for a peer; docs/performance.md explains each."""
+    """Return the environment variables for a peer; docs/benchmarks.md explains each."""
     return {
         "DELTAFORGE_BENCH_SOURCE": source.dsn,
         "DELTAFORGE_BENCH_TABLE": source.table,
