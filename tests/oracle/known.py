@@ -22,7 +22,7 @@ HOLDS: Mapping[str, str] = {
     ),
     r"array.* null|null.* array|no null for arrays": "clickhouse.md: an array that is null",
     r"no type holds the values of both|does not hold|cannot become|another type|other type|resync.*type|type.*resync": (
-        "lakehouse.md, postgres-tables.md: a column gets a type that the table's cannot become"
+        "tables.md: a column gets a type that the table's cannot become"
     ),
 }
 """Reasons for which a table may be held, as patterns of the text, and where they are documented."""
@@ -50,7 +50,7 @@ class Excuses:
 
         - events.md, types.md: messages do not tell the JSON document null from null, and the document
           `{"_unchanged":true}` from the mark.
-        - lakehouse.md, postgres-tables.md, clickhouse.md: what a change of a changelog does not have (unchanged TOAST, columns
+        - tables.md: what a change of a changelog does not have (unchanged TOAST, columns
           that are not in MySQL's row image) is null there.
         - clickhouse.md: arrays are never null, so that an added one is empty in older rows.
         """

@@ -255,7 +255,7 @@ class _Attempt:
             isinstance(step, Transaction) and step.table == number and step.replaces_column
             for step in self._scenario.steps
         ):
-            why = "lakehouse.md: a transaction with rows that replaces a column"
+            why = "tables.md: a transaction with rows that replaces a column"
         if why is None:
             yield Difference(sink, number, "held", reason)
         else:
@@ -267,7 +267,7 @@ class _Attempt:
         try:
             for difference in [*self._compare_table(sink, number, table)]:
                 if difference.column in lacking:
-                    said = f"{sink}: lakehouse.md: status says that older rows lack a column"
+                    said = f"{sink}: tables.md: status says that older rows lack a column"
                     self._excused.append(said)
                 else:
                     yield difference

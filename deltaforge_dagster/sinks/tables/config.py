@@ -183,7 +183,7 @@ class TableSinkConfig(StagedSinkConfig):
     mode: Literal["changelog", "current", "history"] = "current"
     """What a table has: a row for every change (`changelog`), the source's rows as they are now
     (`current`), or every version of each row with the time from which and until which it was valid
-    (`history`) ([lakehouse.md](lakehouse.md#which-mode)).
+    (`history`) ([tables](tables.md#modes)).
     """
     keys: Mapping[SourceTable, Columns] = {}
     """The key columns of tables that have no primary key, or are to have another one here:

@@ -17,7 +17,7 @@ def current_rows(page: str, documented: str, table: str) -> str:
         documented: The name that the table has there.
         table: The name that it has in the test.
     """
-    _, _, section = (DOCS / page).read_text().partition("### Current rows from a changelog")
+    _, _, section = (DOCS / page).read_text().partition("## Current rows from a changelog")
     found = re.search("```sql\n(.*?)```", section, re.DOTALL)
     assert found is not None
     query = found[1]
