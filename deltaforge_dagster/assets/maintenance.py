@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.descriptions import maintenance_spec
 from deltaforge_dagster.assets.names import (
@@ -19,6 +18,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform

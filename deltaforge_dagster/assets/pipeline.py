@@ -15,7 +15,6 @@ outputs, which do not affect the checks.
 from collections.abc import Iterator
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.checks import check_specs
 from deltaforge_dagster.assets.descriptions import asset_specs
@@ -28,6 +27,7 @@ from deltaforge_dagster.assets.names import (
     range_partitions,
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.code_versions import code_parts
 from deltaforge_dagster.pipeline.control.publication import CHANGES

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.descriptions import snapshot_spec
 from deltaforge_dagster.assets.names import (
@@ -21,6 +20,7 @@ from deltaforge_dagster.assets.names import (
     snapshot_key,
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.platform import Platform

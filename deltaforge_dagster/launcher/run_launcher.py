@@ -26,12 +26,14 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext
-from dagster._core.origin import JobPythonOrigin
-from dagster._grpc.types import ExecuteRunArgs
-from dagster._serdes import serialize_value
-from dagster._utils import get_run_crash_explanation
 
+from deltaforge_dagster.dagster_private import (
+    JobPythonOrigin,
+    LaunchRunContext,
+    execute_run,
+    get_run_crash_explanation,
+    run_arguments,
+)
 from deltaforge_dagster.processes.forked import start_fork_server
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
@@ -54,7 +56,7 @@ PROCESS_TAG = "deltaforge/process"
 """Tag of a forked run: the pid and the start time of its process."""
 
 
-class ForkedRunLauncher(DefaultRunLauncher):
+class ForkedRunLauncher(dg.DefaultRunLauncher):
     """Forks the processes of our runs; the code server starts runs of other people's definitions.
 
     Our runs are those of pipelines' jobs, and all others of our definitions, such as a
@@ -75,11 +77,9 @@ class ForkedRunLauncher(DefaultRunLauncher):
         ):
             super().launch_run(context)
             return
-        arguments = ExecuteRunArgs(
-            job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
-        )
+        arguments = run_arguments(origin, run.run_id, self._instance.get_ref())
         process = _FORK_SERVER.Process(
-            target=_execute, args=(serialize_value(arguments),), name=run.run_id, daemon=True
+            target=_execute, args=(arguments,), name=run.run_id, daemon=True
         )
         _start(process)
         assert process.pid is not None
@@ -157,9 +157,7 @@ def _is_ours(run: dg.DagsterRun, origin: JobPythonOrigin) -> bool:
 
 def _execute(arguments: str) -> None:
     """Execute a run; called in its process."""
-    from deltaforge_dagster.launcher.run_process import execute  # noqa: PLC0415 - see `_IMPORTED`
-
-    execute(arguments)
+    execute_run(arguments)
 
 
 def _process_of(run: dg.DagsterRun) -> tuple[int, str]:

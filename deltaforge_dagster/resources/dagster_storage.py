@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
 from dagster_postgres.utils import (
     create_pg_engine,
     get_token_provider_from_config,
     pg_url_from_config,
 )
+
+from deltaforge_dagster.dagster_private import ConfigurableClassData
 
 _KEPT = 4
 """Maximum number of idle connections in each of a process's three pools; a run needs one or two."""

@@ -18,16 +18,17 @@ from pathlib import Path
 
 import dagster as dg
 import sqlalchemy as sa
-from dagster._core.instance import RUNLESS_RUN_ID
-from dagster._core.scheduler.instigation import TickStatus
-from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
-from dagster._core.storage.event_log.schema import (
-    AssetCheckExecutionsTable,
-    AssetEventTagsTable,
-    SqlEventLogStorageTable,
-)
 
 from deltaforge_dagster.assets.names import keys_of
+from deltaforge_dagster.dagster_private import (
+    RUNLESS_RUN_ID,
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    SqlEventLogStorage,
+    SqlEventLogStorageTable,
+    SqliteEventLogStorage,
+    TickStatus,
+)
 
 SKIPPED_SECONDS = 3600.0
 """How long a skipped tick is kept: with fifty pipelines there are twenty ticks per second."""

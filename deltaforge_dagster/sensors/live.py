@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sensors.current import current, is_outdated
 from deltaforge_dagster.sensors.interval import interval_seconds

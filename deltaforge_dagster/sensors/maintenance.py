@@ -1,8 +1,8 @@
 """The schedule on which the tables of a sink are maintained."""
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig
 
 

@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import dagster as dg
-from dagster._core.instance import RUNLESS_RUN_ID
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
 from deltaforge_dagster.assets.health import health_evaluation
+from deltaforge_dagster.dagster_private import RUNLESS_RUN_ID, AssetCheckExecutionRecord
 from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import Health
 from deltaforge_dagster.state.store import StateStore

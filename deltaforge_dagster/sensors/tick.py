@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 
 import dagster as dg
-from dagster._utils.schedules import get_next_cron_tick
 
 from deltaforge_dagster.assets.checks import (
     delivered,
@@ -30,6 +29,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, a
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.dagster_private import get_next_cron_tick
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.head_watch import HeadWatch

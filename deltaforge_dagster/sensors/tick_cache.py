@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef
 
+from deltaforge_dagster.dagster_private import InstanceRef
 from deltaforge_dagster.resources.platform import Opened, Platform
 
 

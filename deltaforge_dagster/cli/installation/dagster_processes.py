@@ -22,6 +22,7 @@ import dagster as dg
 
 from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.dagster_private import DAEMON_MODULES
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.launcher.run_launcher import DEFINITIONS
 from deltaforge_dagster.processes.forked import ForkedModule, share
@@ -49,10 +50,7 @@ THREAD_VARIABLES = ("DAGSTER_GRPC_MAX_WORKERS", "DAGSTER_CODE_SERVER_MAX_WORKERS
 """Where the code server and its proxy read `THREADS`."""
 
 _SHARED = (
-    "dagster._cli",
-    "dagster._core.storage.sqlite_storage",  # used by an instance on one machine
-    "dagster._daemon.cli",
-    "dagster._grpc.proxy_server",
+    *DAEMON_MODULES,
     "dagster_graphql.schema",
     "dagster_webserver.app",
     "deltaforge_dagster.launcher.run_launcher",

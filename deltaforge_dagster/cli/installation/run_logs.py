@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import IO, Any, Self, TextIO
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
-from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
-from dagster._serdes import ConfigurableClassData
 
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.dagster_private import (
+    CapturedLogContext,
+    ComputeIOType,
+    ConfigurableClassData,
+    InstanceRef,
+    LocalComputeLogManager,
+)
 from deltaforge_dagster.resources.instance import dagster_home, local_instance
 
 
