@@ -48,7 +48,10 @@ class _Changes:
     def update(
         self, codes: npt.NDArray[np.integer], first: object, last: object
     ) -> npt.NDArray[np.intp]:
-        """Add the next codes, whose first and last values are `first` and `last`; return where runs start."""
+        """Add the next codes; return where runs start.
+
+        `first` and `last` are the values of the first and the last code.
+        """
         starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
         if first != self._last:
             starts = np.concatenate(([0], starts))

@@ -1,9 +1,9 @@
-"""Build records in Avro's binary encoding for whole batches (Apache Avro Specification, "Binary Encoding").
+"""Build records in Avro's binary encoding for whole batches.
 
-A record is its fields one after another, without names or separators. So the bytes of a row are a
-sequence of pieces, as in `message_text`: constants, and the values of one column, each written for
-all rows of a block at a time. `encode` measures the pieces of every row, and then writes each row
-to its place.
+The encoding (Apache Avro Specification, "Binary Encoding") of a record is its fields one after
+another, without names or separators. So the bytes of a row are a sequence of pieces, as in
+`message_text`: constants, and the values of one column, each written for all rows of a block at a
+time. `encode` measures the pieces of every row, and then writes each row to its place.
 
 A value that is null is replaced by other bytes: in a union of null and one other type, `before` is
 the number of the type and `otherwise` that of null (`UNION` and `NULL` below).
@@ -94,7 +94,7 @@ class FixedPiece:
 
 @dataclass(frozen=True, slots=True)
 class DecimalPiece:
-    """The unscaled value of a decimal per row, as Arrow has it: 16 bytes, the least significant first."""
+    """The unscaled value of a decimal per row, as in Arrow: 16 bytes, little-endian."""
 
     data: Bytes
     valid: Mask | None = None

@@ -111,7 +111,10 @@ def values_of(column: pa.Array[Any]) -> Values | None:
 
 
 def layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
-    """Return the offsets and bytes of a column (Arrow Columnar Format, "Variable-size Binary Layout")."""
+    """Return the offsets and bytes of a column.
+
+    See Arrow Columnar Format, "Variable-size Binary Layout".
+    """
     _, ends, data = texts.buffers()
     bounds = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
     bounds = bounds[texts.offset : texts.offset + len(texts) + 1]
@@ -153,9 +156,9 @@ def lsns(column: pa.Array[Any]) -> Values | None:
 
 
 def times(column: pa.Array[Any]) -> Values | None:
-    """Return microseconds since 1970 as `2025-01-02T03:04:05.006Z` (RFC 3339), truncated to milliseconds.
+    """Return microseconds since 1970 as `2025-01-02T03:04:05.006Z` (RFC 3339).
 
-    None if all rows are null.
+    They are truncated to milliseconds. None if all rows are null.
     """
     numbers, valid = _numbers(column)
     return None if numbers is None else _written(_write_times, numbers, _TIME, valid)
@@ -220,7 +223,7 @@ def row_ends(sizes: Longs) -> Longs:
 
 
 def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
-    """Merge constant pieces; return the varying pieces with the text before them, and the last constant."""
+    """Merge constants; return each varying piece with the text before it, and the last constant."""
     parts = []
     text = b""
     for piece in pieces:
@@ -250,7 +253,7 @@ for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
 
 @kernel
 def _gather(source: Bytes, starts: _Ints | Longs, ends: _Ints, out: Bytes) -> None:
-    """Write the texts that begin at `starts` one after another; `ends` are their bounds in `out`."""
+    """Write the texts at `starts` one after another; `ends` are their bounds in `out`."""
     for row in range(len(starts)):
         at, out_at = int(starts[row]), int(ends[row])
         copy(source, at, at + int(ends[row + 1]) - out_at, out, out_at)

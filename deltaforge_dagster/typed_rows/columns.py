@@ -1,4 +1,4 @@
-"""Arrow columns out of the texts of values: one function per type, with a kernel for its usual forms."""
+"""Arrow columns from the texts of values: a function per type, with a kernel for its usual forms."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _bytes(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
 
 
 def _room(cells: ColumnCells) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """Return memory for texts, which are no longer than they are in JSON, and for where they end."""
+    """Return memory for texts, which are no longer than in JSON, and for where they end."""
     return np.empty(cells.size(), np.uint8), np.zeros(cells.status.size + 1, np.int32)
 
 

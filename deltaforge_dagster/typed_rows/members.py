@@ -49,7 +49,10 @@ def _is(source: Bytes, start: int, stop: int, names: Bytes, first: int, last: in
 def _find(
     source: Bytes, start: int, stop: int, names: Bytes, name_ends: Longs, expected: int
 ) -> int:
-    """Return which of the names `source[start:stop]` is, the expected one tried first; -1 for none."""
+    """Return which of the names `source[start:stop]` is; -1 for none.
+
+    The expected one is tried first.
+    """
     count = name_ends.size - 1
     for i in range(count):
         column = expected + i

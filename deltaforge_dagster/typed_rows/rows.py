@@ -1,4 +1,4 @@
-"""Row images as a table: each column an Arrow array of its type, what images lack, and what does not fit."""
+"""Row images as a table: an Arrow array per column, what images lack, and what does not fit."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _strangers(
 
 
 def warm() -> None:
-    """Compile every kernel, or load it from the cache, by reading a row with a column of each type."""
+    """Compile every kernel, or load it from the cache: read a row with a column of each type."""
     columns = tuple(TypedColumn(name, parse_value_type(name)) for name in _WITH_KERNELS)
     values = ",".join(f'"{column.name}":1' for column in columns)
     typed_rows(pa.array([f"{{{values}}}"]), TypedSchema(columns))

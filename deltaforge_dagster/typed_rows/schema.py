@@ -28,7 +28,8 @@ SOURCE_TYPE = b"deltaforge.source_type"
 
 _INTEGERS: Mapping[tuple[int, bool], pa.DataType] = {
     (8, True): pa.int8(), (16, True): pa.int16(), (32, True): pa.int32(), (64, True): pa.int64(),
-    (8, False): pa.uint8(), (16, False): pa.uint16(), (32, False): pa.uint32(), (64, False): pa.uint64(),
+    (8, False): pa.uint8(), (16, False): pa.uint16(),
+    (32, False): pa.uint32(), (64, False): pa.uint64(),
 }  # fmt: skip
 _SCALARS: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
