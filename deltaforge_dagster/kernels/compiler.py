@@ -32,7 +32,7 @@ _IMPORT = re.compile(
 
 
 def compiled_from(package: Path) -> dict[str, bytes]:
-    """Return the sources of a package's modules with kernels, and of all that they import from it."""
+    """Return the sources of a package's modules with kernels, and of what these import from it."""
     texts = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)

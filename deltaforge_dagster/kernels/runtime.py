@@ -79,7 +79,7 @@ class Kernel:
         """Numba's function; the plain one with `NUMBA_DISABLE_JIT=1`."""
         with _lock:
             if self._compiled is None:
-                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the top
+                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the docstring
 
                 self._compiled = compiler.compiled(self._function)
             return self._compiled

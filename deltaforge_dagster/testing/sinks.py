@@ -146,7 +146,7 @@ class SinkContract:
         assert subject.delivered("a") == []
 
     def test_guard_refuses_on_the_way(self, subject: Subject) -> None:
-        """A large batch calls the guard more than once; nothing is sent after the call that raised."""
+        """The guard is called repeatedly for a large batch; nothing is sent once it has raised."""
         values = numbered(20_000, size=1000)
         guard, calls = refuse_from(2, LeaseLost("gone"))
 
@@ -262,7 +262,7 @@ class ExactlyOnceContract:
         assert second.position_at(0).event_id == "e7000"
 
     def test_parts_that_are_sent_at_once(self, exact: Subject) -> None:
-        """A sink that takes parts sends earlier ones before the last; others get them one by one."""
+        """A sink that takes parts sends earlier ones before the last; others get one by one."""
         values = numbered(30)
         rows = exact.rows(values)
         batches = [messages(rows[n : n + 10], first=n, origin=ORIGIN) for n in range(0, 30, 10)]
@@ -296,7 +296,7 @@ class ExactlyOnceContract:
         assert len(exact.replayed("a")) == 9002
 
     def test_another_sender_is_noticed(self, exact: Subject) -> None:
-        """After another sender has moved the position, a sender stores nothing until it rereads it."""
+        """If another sender has moved the position, a sender stores nothing until it rereads it."""
         stalled = exact.another()
         stalled.open()
         assert (stalled.position(), exact.sink.position()) == (None, None)

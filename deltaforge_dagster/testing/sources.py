@@ -379,7 +379,7 @@ class SourceContract:
         assert [len(image["v"]) for image in images] == [12_000_000, 1, 1]
 
     def test_an_idle_source_yields_within_max_wait(self, bench: Bench) -> None:
-        """Without changes a source yields empty batches, so that the reader can check time limits."""
+        """Without changes the source yields empty batches; so the reader can check time limits."""
         start = bench.source().ensure_start()
         source = bench.source()
         reading = source.read(start, LIMITS, Versions())

@@ -1,4 +1,4 @@
-"""Arrow columns from the texts of values: a function per type, with a kernel for its usual forms."""
+"""Arrow columns from the texts of values: a function per type, and kernels for the usual forms."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _time(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _offset(source: Bytes, at: int, stop: int) -> int:
-    """Return how many microseconds the offset `source[at:stop]` is east of Greenwich, or `_NONE`."""
+    """Return how many microseconds the offset `source[at:stop]` is east of UTC, or `_NONE`."""
     size = stop - at
     if size == 1 and source[at] == UPPER_Z:
         return 0

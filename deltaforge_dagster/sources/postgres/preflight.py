@@ -68,7 +68,10 @@ def preflight(
     suffix = f", {service.name}" if service.managed else ""
     connected = Finding("connection", "ok", f"{server.where}, version {version}{suffix}")
     if catalog.settings(connection).standby:  # whether it has a slot says nothing about the primary
-        text = f"this is a standby; changes are read from the primary: in source.config.dsn use {service.primary}"
+        text = (
+            "this is a standby; changes are read from the primary: "
+            f"in source.config.dsn use {service.primary}"
+        )
         return [connected, Finding("server", "error", text)]
     return [
         connected,
@@ -139,7 +142,8 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
     if grant is None:
         return []
     text = (
-        f"role {server.user!r} may not have the server log its running transactions, so a run begins by "
+        f"role {server.user!r} may not have the server log its running transactions, "
+        "so a run begins by "
         "decoding up to 15 s of log again"
     )
     return [_of_superusers(connection, "slot", "note", text, grant)]
@@ -157,7 +161,7 @@ def _of_superusers(
 
 
 def _room(connection: psycopg.Connection, name: str) -> Finding:
-    """Check that the server has room for another slot and walsender, which the first run will create."""
+    """Check that the server has room for the slot and walsender that the first run creates."""
     row = connection.execute(
         """
         SELECT current_setting('max_replication_slots')::int
@@ -282,7 +286,8 @@ def _tables(
                 "keys",
                 "note",
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
-                " have no key of the row, so sinks cannot keep one row's changes in order or compact"
+                " have no key of the row, so sinks cannot keep one row's changes in order or"
+                " compact"
                 " them",
                 [statement.as_string(connection) for statement in keys],
             )
@@ -363,7 +368,10 @@ def _reading(
 
 
 def heartbeat_right(connection: psycopg.Connection, server: PostgresSourceServer) -> Finding:
-    """Check whether the role may write heartbeats; at most a warning, since capture works without them."""
+    """Check whether the role may write heartbeats.
+
+    At most a warning, since capture works without them.
+    """
     rows = connection.execute(
         """
         SELECT p.oid::regprocedure::text, has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc p

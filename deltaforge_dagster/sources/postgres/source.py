@@ -167,7 +167,10 @@ class PostgresSource:
     def await_start(
         self, at: Position | None = None, *, waits: Callable[[str], None]
     ) -> LsnPosition:
-        """Do what `ensure_start` does, but wait up to ten minutes for open transactions; see `AwaitableStart`."""
+        """Do what `ensure_start` does, but wait up to ten minutes for open transactions.
+
+        See `AwaitableStart`.
+        """
         config, server = self._config, self._server
         with server.query(_START_SECONDS) as connection:
             facts = self._facts(connection)
@@ -187,7 +190,7 @@ class PostgresSource:
         return self.ensure_start(at)
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Drop the slot if it was invalidated, or if its log cannot be decoded with the publication.
+        """Drop the slot if it was invalidated, or its log cannot be decoded with the publication.
 
         Raises:
             SourceUnavailable: No connection, or another process reads the slot.
@@ -306,7 +309,7 @@ class PostgresSource:
                 yield LsnPosition(identified(connection).flushed_lsn)
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Add matching tables to a publication that we created; return findings for tables that are still missing.
+        """Add matching tables to a publication that we created; return findings for missing ones.
 
         Raises:
             PositionLost: The publication or the slot does not exist, or the slot was invalidated or
@@ -447,7 +450,7 @@ class PostgresSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -505,7 +508,9 @@ class PostgresSource:
         return self._server.identify(_START_SECONDS).log
 
     def relocate(self, position: Position, previous: str) -> Position:
-        """Return where reading continues after a promotion or on another cluster; see `connection.identity.relocate`.
+        """Return where reading continues after a promotion or on another cluster.
+
+        See `connection.identity.relocate`.
 
         Raises:
             PositionLost: The log that was read is not part of this server's history, or the slot is
@@ -542,7 +547,7 @@ class PostgresSource:
         return self._server.database
 
     def details(self, table: str) -> TableDetails:
-        """Return the properties of a table (`schema.table`) that are only in the catalog, not in the log.
+        """Return the properties of a table (`schema.table`) that are in the catalog, not the log.
 
         Raises:
             SourceMisconfigured: There is no such table.

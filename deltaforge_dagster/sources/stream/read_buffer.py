@@ -34,7 +34,7 @@ class ReadBuffer:
         self._most = _LEAST_BUFFER_BYTES
 
     def fill(self, receive: Callable[[memoryview, float], int], seconds: float) -> bool:
-        """Append received bytes, waiting at most `seconds` for the first; return whether any arrived."""
+        """Append received bytes, waiting up to `seconds` for the first; return whether any came."""
         if self.length == len(self.data):  # one row larger than the buffer
             self.data = self.data.ljust(2 * self.length, b"\0")
         with memoryview(self.data) as view:

@@ -133,7 +133,7 @@ class StreamSocket:
             self._socket.close()
 
     def _drain(self, buffer: memoryview, held: int = 0) -> int:
-        """Receive what has arrived, without waiting; `held` bytes were already received for this buffer.
+        """Receive what has arrived, without waiting; `held` bytes of this buffer came before.
 
         If the connection has ended, its error is raised only once all bytes before it were
         returned.

@@ -25,7 +25,8 @@ _NO_WAY = frozenset(
     {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 )
 ONLY_IPV6 = (
-    "the host has only IPv6 addresses, which this machine cannot reach; give the machine IPv6, or the database an "
+    "the host has only IPv6 addresses, which this machine cannot reach; "
+    "give the machine IPv6, or the database an "
     "IPv4 address"
 )
 """The reason why a host that has no IPv4 address cannot be reached."""
@@ -91,7 +92,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParameters:
-    """Address, login and options of a connection; a `host` that begins with `/` is a directory of Unix sockets."""
+    """Address, login and options of a connection.
+
+    A `host` that begins with `/` is a directory of Unix sockets.
+    """
 
     host: str
     port: int
@@ -129,7 +133,7 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
             replication="database" if replication else None,
             startup_params={"options": address.options} if address.options else None,
             sock=connected,
-            ssl_context=False,  # done already: pg8000 does not give access to a socket that it wraps
+            ssl_context=False,  # done already: pg8000 gives no access to a socket that it wraps
         )
         # pg8000's file object refers to the socket and would keep it open after its `close`.
         session._sock.close()  # noqa: SLF001
@@ -167,7 +171,9 @@ def _open(address: ConnectionParameters, seconds: float) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.settimeout(seconds)
-            connected.connect(os.path.join(address.host, f".s.PGSQL.{address.port}"))  # noqa: PTH118
+            connected.connect(
+                os.path.join(address.host, f".s.PGSQL.{address.port}")  # noqa: PTH118
+            )
         except BaseException:
             connected.close()
             raise

@@ -66,7 +66,8 @@ def relocate(
         part = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
         raise _lost(
             server,
-            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, and is {part} this "
+            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, "
+            f"and is {part} this "
             f"server's history, which is on timeline {current.timeline}",
         )
     existing = catalog.slot(connection, slot)
@@ -76,10 +77,12 @@ def relocate(
         raise _lost(
             server,
             f"it is another cluster, whose log is at {format_lsn(existing.confirmed_lsn)} while "
-            f"{format_lsn(position.lsn)} was captured; positions must not go back: use a new pipeline",
+            f"{format_lsn(position.lsn)} was captured; "
+            "positions must not go back: use a new pipeline",
         )
     logger.warning(
-        "%s is another cluster than before: reading goes on where its slot %s begins, at %s; whether "
+        "%s is another cluster than before: "
+        "reading goes on where its slot %s begins, at %s; whether "
         "changes were committed between %s of the former and that cannot be told",
         server.where,
         slot,
@@ -155,7 +158,7 @@ def logged_schema(sent: TableSchema) -> TableSchema:
 
 
 def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> dict[int, int]:
-    """Return for each older timeline the LSN at which it was left, from this timeline's history file."""
+    """Return the LSN at which each older timeline was left, from this one's history file."""
     if timeline == 1:
         return {}
     text = server.timeline_history(timeline, seconds)

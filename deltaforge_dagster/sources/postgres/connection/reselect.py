@@ -102,7 +102,7 @@ def _query(
     keys: Sequence[catalog.ColumnNow],
     question: Question,
 ) -> sql.Composed:
-    """Return the COPY statement for the question's rows, in its order, each with its number from 0."""
+    """Return the COPY statement for the question's rows, in order, each with its number from 0."""
     names = [sql.Identifier(f"k{index}") for index in range(len(keys))]
     return sql.SQL(
         "COPY (SELECT asked.number - 1, {columns} FROM unnest({texts}) WITH ORDINALITY"

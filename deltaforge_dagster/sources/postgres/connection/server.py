@@ -227,12 +227,12 @@ class PostgresSourceServer:
         return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
 
     def may_not_replicate(self) -> DeltaforgeError:
-        """Return the error for a role that the server does not let replicate, with what its service does about that."""
+        """Return the error for a role that may not replicate, with what its service does then."""
         with self.query(_SERVICE_SECONDS) as connection:
             return may_not_replicate(self.where, self.user, recognized(connection))
 
     def connect(self, seconds: float, *, replication: bool = False) -> psycopg.Connection:
-        """Open a connection with our settings; a statement may take half a second less than `seconds`.
+        """Open a connection with our settings; statements may take `seconds` less half a second.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
@@ -251,7 +251,10 @@ class PostgresSourceServer:
                 prepare_threshold=None,
             )
         except psycopg.errors.ConnectionTimeout:
-            reason = f"no connection within {_CONNECT_SECONDS} s; is the address right, and does a firewall stand between?"
+            reason = (
+                f"no connection within {_CONNECT_SECONDS} s; "
+                "is the address right, and does a firewall stand between?"
+            )
             if handshake.is_only_ipv6(str(self._parameters["host"]), TimeoutError()):
                 reason = handshake.ONLY_IPV6
             problem = SourceUnavailable(f"{self.where}: {reason}")
@@ -347,17 +350,21 @@ class PostgresSourceServer:
 
 
 def identified(connection: psycopg.Connection) -> SystemIdentity:
-    """Return who the server of a replication connection is (manual: "Streaming Replication Protocol")."""
+    """Return who the server of a replication connection is.
+
+    Manual: "Streaming Replication Protocol".
+    """
     row = connection.execute("IDENTIFY_SYSTEM").fetchone()
     assert row is not None
     return SystemIdentity(str(row[0]), int(row[1]), parse_lsn(row[2]))
 
 
 class KeptConnection:
-    """A connection that is reused for many questions; opened for the first, and closed after any error.
+    """A connection that is reused for many questions.
 
-    Each question is a read-only transaction. A connection that was not used for half a minute is
-    reopened, since the server or a firewall may have ended it. Not thread-safe.
+    It is opened for the first question, and closed after any error. Each question is a read-only
+    transaction. A connection that was not used for half a minute is reopened, since the server or a
+    firewall may have ended it. Not thread-safe.
 
     Args:
         server: The server.
@@ -407,9 +414,10 @@ class KeptConnection:
 
 
 def _fitting(application_name: str) -> str:
-    """Return a name that the server does not truncate; if it is too long, its end is replaced by a hash.
+    """Return a name that the server does not truncate.
 
-    The name must be unique: it decides which readers of the slot may be ended (`slots.claim`).
+    If the given name is too long, its end is replaced by a hash. The name must be unique: it
+    decides which readers of the slot may be ended (`slots.claim`).
     """
     name = application_name.encode()
     if len(name) <= NAME_BYTES:

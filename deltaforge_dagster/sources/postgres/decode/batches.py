@@ -71,7 +71,10 @@ _DAMAGED = {
 
 
 UnchangedToast = Literal[0, 1] | Reselect
-"""What replaces an unchanged TOAST value: `rows.MARK`, `rows.OMIT`, or the current value from a `Reselect`."""
+"""What replaces an unchanged TOAST value.
+
+`rows.MARK`, `rows.OMIT`, or the current value from a `Reselect`.
+"""
 
 
 class PostgresBatchWriter:
@@ -141,7 +144,7 @@ class PostgresBatchWriter:
     def _write_texts(
         self, reselected: ReselectedValues, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write the row images; return the number of the row after the last one, and the error at that row."""
+        """Write the row images; return the number of the next row, and the error at that row."""
         scratch = self._texts
         while True:
             stop = int(

@@ -162,12 +162,12 @@ class ColumnNumbers:
 
 
 def _precedes(xid: int, other: int) -> bool:
-    """Return whether a transaction id is before another one, as the server compares them: modulo 2^32."""
+    """Return whether a transaction id is before another one, modulo 2^32 as on the server."""
     return 0 < (other - xid) % _XIDS < _XIDS // 2
 
 
 def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> bool:
-    """Return whether the table had no other columns in a transaction, as far as the catalog knows."""
+    """Return whether the catalog knows no other columns of the table in a transaction."""
     return not any(
         number not in numbers
         and not column.generated
@@ -178,7 +178,7 @@ def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> b
 
 
 def _file_then(numbers: list[int], catalog: CatalogColumns) -> int | None:
-    """Return the number of the file that the table had with these columns; None if others were added since."""
+    """Return the number of the table's file with these columns; None if others were added since."""
     is_ahead = any(
         number not in numbers and column.name is not None and not column.generated
         for number, column in catalog.columns.items()
@@ -302,12 +302,12 @@ def _increase(numbers: Iterable[int]) -> bool:
 def _by_place(
     relation: Relation, catalog: Mapping[int, NumberedColumn], xid: int | None
 ) -> list[int] | None:
-    """Return the columns' numbers by their order, if the table can have had only these in a transaction.
+    """Return the columns' numbers by their order; None if the table can have had others.
 
-    It had as many columns as the log describes. Columns that the log leaves out, such as generated
-    ones, would be counted wrongly; so the types must be those of the catalog, too. It is not known
-    whether a column that the transaction itself dropped still existed for its rows, so both are
-    tried.
+    In the transaction, it had as many columns as the log describes. Columns that the log leaves
+    out, such as generated ones, would be counted wrongly; so the types must be those of the
+    catalog, too. It is not known whether a column that the transaction itself dropped still existed
+    for its rows, so both are tried.
     """
     present = [number for number in sorted(catalog) if not catalog[number].is_dropped(xid)]
     dropped = [number for number in catalog if catalog[number].is_dropped_in(xid)]

@@ -93,7 +93,10 @@ from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 
 MAX_ROWS = 1 << 17
-"""The most changes, and the most transactions, per round of the kernels: enough for 4 MiB of the smallest rows."""
+"""The most changes, and the most transactions, per round of the kernels.
+
+Enough for 4 MiB of the smallest rows.
+"""
 
 NO_OUTBOX = Globs(())
 """Matches no prefix: there are no outboxes."""
@@ -195,7 +198,7 @@ class PostgresDecoder:
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedPgoutput:
-        """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
+        """Decode `data[:length]`: the bytes that the last call did not consume, then new ones.
 
         `data` may be overwritten as soon as this returns. Errors are returned as
         `DecodedPgoutput.error`, not raised. After an error, every call returns it again.
@@ -222,7 +225,10 @@ class PostgresDecoder:
         )
 
     def _scan(self, source: Bytes) -> int:
-        """Scan into `rows` and `txs`, handling messages that stop the kernel; return the final stop code."""
+        """Scan into `rows` and `txs`; return the final stop code.
+
+        Messages that stop the kernel are handled, and scanning continues.
+        """
         state, versions = self._state, self._versions
         self._begin_round()
         while True:
@@ -244,9 +250,10 @@ class PostgresDecoder:
         state[TXS] = 1 if state[OPEN] else 0
 
     def _keep(self, source: Bytes) -> list[ChangeBatch]:
-        """Return batches for a change of a held table, undecoded; everything before it was returned already.
+        """Return batches for a change of a held table, undecoded.
 
-        A TRUNCATE may also be about other tables; for these, it is decoded.
+        Everything before it was returned already. A TRUNCATE may also be about other tables; for
+        these, it is decoded.
         """
         state, at = self._state, int(self._state[OFFSET])
         begun, end = at + 5 + XLOG_HEADER, int(state[END])
@@ -327,7 +334,7 @@ class PostgresDecoder:
     def _take_message(
         self, message: LogicalMessage, content: Bytes, end: int, sent_us: int
     ) -> None:
-        """Record a logical message as a change of the open transaction, or as a transaction of its own."""
+        """Record a logical message as a change of the open transaction, or as one of its own."""
         state, rows, txs = self._state, self._rows, self._txs
         if message.transactional != bool(state[OPEN]):
             raise CorruptLog(f"{_DAMAGE[BAD_ORDER]}, {self._where()}")
@@ -352,7 +359,7 @@ class PostgresDecoder:
         state[ROWS] += 1
 
     def _position(self) -> LsnPosition:
-        """Return the position of the open transaction's commit; between transactions, that of the last one."""
+        """Return the position of the open transaction's commit, or else of the last one."""
         if not self._state[OPEN]:
             return LsnPosition(max(self._told, int(self._state[IDLE_LSN])))
         tx = self._txs[self._state[TXS] - 1]
@@ -394,7 +401,7 @@ class PostgresDecoder:
         return batches
 
     def _release_held(self, count: int) -> list[ChangeBatch]:
-        """Return the change that was kept back, if it is known whether it is its transaction's last."""
+        """Return the held-back change, if it is known whether it is its transaction's last."""
         held, tx = self._held, self._txs[0]
         if held is None:
             return []

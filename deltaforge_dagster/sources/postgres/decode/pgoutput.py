@@ -1,4 +1,4 @@
-"""The wire format of PostgreSQL's logical replication stream, and parsers for its infrequent messages.
+"""The wire format of PostgreSQL's logical replication, and parsers for infrequent messages.
 
 Manual: "Message Formats", "Streaming Replication Protocol" and "Logical Replication Message
 Formats" (version 1 of pgoutput, values as text). Numbers are big-endian, a String ends with a zero
@@ -48,7 +48,10 @@ XLOG_HEADER = 25
 """Bytes of an XLogData message before the pgoutput message in it."""
 
 MAX_MESSAGE = (1 << 30) + (1 << 16)
-"""The largest valid message size: PostgreSQL's messages have at most 1 GiB, so a larger size is damage."""
+"""The largest valid message size.
+
+PostgreSQL's messages have at most 1 GiB, so a larger size is damage.
+"""
 
 MESSAGE_NAMES = {
     "B": "Begin",
@@ -92,7 +95,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class SentType:
-    """A Type message: the name of a type at this place in the log; for a domain, the name of its base type."""
+    """A Type message: the name of a type at this place in the log.
+
+    For a domain, it is the name of its base type.
+    """
 
     oid: int
     schema: str
@@ -219,6 +225,6 @@ def parse_message(content: bytes) -> LogicalMessage:
 
 
 def truncate_payload(flags: int) -> str:
-    """Return the JSON text for the column `ddl` of a TRUNCATE event, from the flags of the Truncate message."""
+    """Return the JSON text of a TRUNCATE event's column `ddl`, from its message's flags."""
     cascade, restart = json.dumps(bool(flags & 1)), json.dumps(bool(flags & 2))
     return f'{{"sql":"TRUNCATE","cascade":{cascade},"restart_identity":{restart}}}'

@@ -1,4 +1,4 @@
-"""Table versions: with which definition of a table the changes after a Relation message are decoded.
+"""Table versions: which definition of a table decodes the changes after a Relation message.
 
 The server describes a table before its first change, and again whenever the table may have changed
 (also after an ANALYZE). Each different description becomes a version. It is registered, so that it
@@ -146,7 +146,7 @@ class PostgresTableVersions:
             self._index()
 
     def name_type(self, message: bytes) -> None:
-        """Remember a Type message, without its type byte; it precedes the Relation message that needs it.
+        """Remember a Type message (without its type byte) for the Relation message that needs it.
 
         Raises:
             CorruptLog: The bytes are not a Type message.
@@ -160,7 +160,7 @@ class PostgresTableVersions:
         return self._descriptions[oid]
 
     def of_messages(self, prefix: str) -> int:
-        """Return the version for logical messages with this prefix; it has no columns and no stamp."""
+        """Return the version, without columns and stamp, for logical messages with this prefix."""
         version = self._by_prefix.get(prefix)
         if version is None:
             schema = OUTBOX if self._outboxes.match([prefix]) else MESSAGES

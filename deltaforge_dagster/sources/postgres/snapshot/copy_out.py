@@ -44,7 +44,7 @@ _ROOM = 64 << 10
 def buffers(
     connection: psycopg.Connection, query: sql.Composed, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
-    """Send a COPY; return an iterator of buffers with its lines once the server has accepted the statement.
+    """Send a COPY; once the server has accepted it, return an iterator of buffers with its lines.
 
     The connection is busy until the iterator is exhausted, or the connection is closed.
 
@@ -67,7 +67,7 @@ def buffers(
 
 
 def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
-    """Yield buffers into which a kernel copies the lines; a buffer is enlarged for a longer line."""
+    """Yield buffers into which a kernel copies lines; a buffer is enlarged for a longer line."""
     input_ = _Input(libpq)
     buffer, size = np.empty(BUFFER_BYTES + _ROOM, np.uint8), 0
     held = np.zeros(HELD_WIDTH, np.int64)
@@ -134,7 +134,7 @@ class _Input:
 
 
 def _end(libpq: PGconn) -> None:
-    """Read all results after the last line; raise an error unless the server has completed the COPY."""
+    """Read all results after the last line; raise an error unless the COPY was completed."""
     results = list(iter(libpq.get_result, None))
     for result in results:
         if result.status != ExecStatus.COMMAND_OK:

@@ -111,7 +111,8 @@ def create(
     bare = set(catalog.without_identity(connection, tables))
     if len(bare) == len(tables):
         raise SourceMisconfigured(
-            f"{server.where}: without a primary key or replica identity: {listed(sorted(bare))}; once "
+            f"{server.where}: without a primary key or replica identity: "
+            f"{listed(sorted(bare))}; once "
             "published, their UPDATEs and DELETEs would fail; give them one, or leave them out of "
             "source.config.tables",
             remedy=give_identity(connection, tables),
@@ -131,7 +132,8 @@ def create(
         return  # another process created it at the same time
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
-            f"{server.where}: role {server.user!r} may not create publication {name!r} (it must own "
+            f"{server.where}: role {server.user!r} may not create publication {name!r} "
+            "(it must own "
             "the tables and have CREATE on the database); let an owner of the tables create it",
             remedy=statement.as_string(connection),
         ) from error
@@ -154,7 +156,8 @@ def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str
         connection.execute(statement)
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
-            f"{server.where}: role {server.user!r} may not drop publication {name!r}; its owner runs: "
+            f"{server.where}: role {server.user!r} may not drop publication {name!r}; "
+            "its owner runs: "
             f"{statement.as_string(connection)}"
         ) from error
 
@@ -221,15 +224,17 @@ def check(
 def missing(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for a publication that does not exist any more."""
     return PositionLost(
-        f"{server.where}: publication {name!r} is gone; the log written without it cannot be decoded. "
+        f"{server.where}: publication {name!r} is gone; "
+        "the log written without it cannot be decoded. "
         "Re-snapshot required"
     )
 
 
 def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
-    """Return the error for log from before the publication was created, which pgoutput cannot decode."""
+    """Return the error for log older than the publication, which pgoutput cannot decode."""
     return PositionLost(
-        f"{server.where}: publication {name!r} did not exist when this part of the log was written, which "
+        f"{server.where}: publication {name!r} did not exist "
+        "when this part of the log was written, which "
         "therefore cannot be decoded (was it dropped and recreated?). Re-snapshot required"
     )
 

@@ -24,7 +24,10 @@ def log_running_transactions(connection: psycopg.Connection) -> None:
 
 
 def missing_grant(connection: psycopg.Connection, role: str) -> str | None:
-    """Return the statement that lets the connection's role have the record written; None if it may, or no role can."""
+    """Return the statement that lets the connection's role have the record written.
+
+    None if the role may do that already, or no role can.
+    """
     if not _can(connection) or _may(connection):
         return None
     return f"GRANT EXECUTE ON FUNCTION {_FUNCTION} TO {sql.Identifier(role).as_string(connection)}"

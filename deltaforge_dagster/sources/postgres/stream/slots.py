@@ -78,7 +78,8 @@ def create(
         return
     except psycopg.errors.QueryCanceled as error:
         raise StartDelayed(
-            f"{server.where}: {waiting(connection, name)}{oldest_transaction(connection)}; it will be tried again"
+            f"{server.where}: {waiting(connection, name)}{oldest_transaction(connection)}; "
+            "it will be tried again"
         ) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         text, remedy = no_room(connection, "replication slots", "max_replication_slots")
@@ -88,7 +89,7 @@ def create(
 
 
 def make_failover(server: PostgresSourceServer, name: str) -> None:
-    """Make an existing slot, which nobody reads now, a failover slot (manual: `ALTER_REPLICATION_SLOT`).
+    """Make a slot that nobody reads now a failover slot (manual: `ALTER_REPLICATION_SLOT`).
 
     Raises:
         DeltaforgeError: As `refusals` translates the server's error.
@@ -141,7 +142,8 @@ def check(
     check_owner(slot, server, name)
     if slot.confirmed_lsn is None:
         raise StartDelayed(
-            f"{server.where}: replication slot {name!r} is being made by process {slot.active_pid}, and the server "
+            f"{server.where}: replication slot {name!r} is being made "
+            f"by process {slot.active_pid}, and the server "
             "waits for transactions that are open; it will be tried again"
         )
     return slot
@@ -181,7 +183,8 @@ def useless(
     try:
         connection.execute(
             "SELECT count(*) FROM (SELECT FROM pg_logical_slot_peek_binary_changes("
-            "%s, NULL, 1, 'proto_version', '1', 'publication_names', quote_ident(%s)) LIMIT 1) AS one",
+            "%s, NULL, 1, 'proto_version', '1', 'publication_names', quote_ident(%s))"
+            " LIMIT 1) AS one",
             (name, publication),
         )
     except psycopg.errors.UndefinedObject:
@@ -306,7 +309,7 @@ def has_changes(
     foreign: Sequence[int],
     version: int,
 ) -> bool:
-    """Return whether the slot has a change that was committed after `after`, of a table not in `foreign`.
+    """Return whether the slot has a change committed after `after`, of a table not in `foreign`.
 
     This peeks into the slot (manual: "Logical Decoding Functions"), which decodes from the slot's
     position on. A transaction counts if it has anything besides Begin and Commit (servers before 15
@@ -394,7 +397,7 @@ def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str
 
 
 def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
-    """Wait at most `seconds` until no process reads the slot; return the process that still does, or None."""
+    """Wait at most `seconds` until no process reads the slot; return the one that still does."""
     deadline = time.monotonic() + seconds
     while True:
         slot = catalog.slot(connection, name)
@@ -416,7 +419,10 @@ def waiting(connection: psycopg.Connection, name: str) -> str:
 
 
 def oldest_transaction(connection: psycopg.Connection) -> str:
-    """Return a text in parentheses that names the process with the oldest transaction; empty if there is none."""
+    """Return a text in parentheses that names the process with the oldest transaction.
+
+    Empty if there is none.
+    """
     row = connection.execute(
         """
         SELECT pid, extract(epoch FROM now() - xact_start)::int8 FROM pg_stat_activity

@@ -56,7 +56,7 @@ def refusal(
     *,
     started: bool,
 ) -> DeltaforgeError:
-    """Return our error for an error of the server before the stream, or, if it had `started`, in the stream.
+    """Return our error for an error of the server before the stream or, if `started`, in it.
 
     ========  ===============================  ====================================================
     SQLSTATE  meaning                          error
@@ -89,7 +89,8 @@ def _unless_lost(
 ) -> DeltaforgeError:
     """Return `PositionLost` if the slot proves that, else an error that is retried."""
     unavailable = SourceUnavailable(
-        f"{server.where}: replication slot {config.slot!r} cannot be read now: {one_line(refused.message)} "
+        f"{server.where}: replication slot {config.slot!r} cannot be read now: "
+        f"{one_line(refused.message)} "
         f"(SQLSTATE {refused.sqlstate})"
     )
     try:
