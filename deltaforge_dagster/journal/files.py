@@ -181,7 +181,7 @@ class Journal:
                             columns=list(columns),
                             use_threads=False,
                         ):
-                            yield _with_younger(batch, columns)
+                            yield _with_newer_columns(batch, columns)
                 counted += 1
 
     def row_groups(self, path: str) -> list[int]:
@@ -419,7 +419,7 @@ def _staged(pipeline: str) -> str:
     return f"{pipeline}/staged"
 
 
-def _with_younger(rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def _with_newer_columns(rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return these columns of the frame; columns that the file does not have are null."""
     if rows.num_columns == len(columns):
         return rows

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_PLACE = ("segment", "ordinal")
+_JOURNAL_POSITION = ("segment", "ordinal")
 _NULL = -1
 
 
@@ -138,7 +138,7 @@ class _Text:
         return self._validity.digest() + self._lengths.digest() + self._bytes.digest()
 
 
-class _Names:
+class _Dictionary:
     """Dictionary columns: few values, mostly in long runs."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class _Names:
 
 def _stream(data_type: pa.DataType) -> _Stream:
     if pa.types.is_dictionary(data_type):
-        return _Names()
+        return _Dictionary()
     return _Text() if pa.types.is_string(data_type) else _Numbers()
 
 
@@ -174,7 +174,7 @@ class ContentHash:
     """The content hash of rows that are added in order, table by table."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._streams = {f.name: _stream(f.type) for f in schema if f.name not in _PLACE}
+        self._streams = {f.name: _stream(f.type) for f in schema if f.name not in _JOURNAL_POSITION}
         self._rows = 0
 
     def update(self, rows: pa.Table) -> None:

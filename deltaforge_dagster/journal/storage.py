@@ -378,22 +378,22 @@ class _WriteProbe:
 
     def __init__(self, put: Callable[[], None]) -> None:
         self._put = put
-        self._asked_at = 0.0
-        self._answer: Future[None] | None = None
+        self._probed_at = 0.0
+        self._result: Future[None] | None = None
 
     def check(self, where: str) -> None:
         """Raise an error if the newest probe has failed, or has not finished in time."""
         now = time.monotonic()
-        answer = self._answer
-        if answer is None or (answer.done() and now - self._asked_at >= _PROBE_SECONDS):
-            answer, self._asked_at = Future[None](), now
-            self._answer = answer
+        answer = self._result
+        if answer is None or (answer.done() and now - self._probed_at >= _PROBE_SECONDS):
+            answer, self._probed_at = Future[None](), now
+            self._result = answer
             # A daemon: a pool's thread would keep the process from ending.
             threading.Thread(
-                target=self._ask, args=(answer,), name="journal probe", daemon=True
+                target=self._probe, args=(answer,), name="journal probe", daemon=True
             ).start()
         try:
-            error = answer.exception(max(0.0, self._asked_at + _PROBE_PATIENCE - now))
+            error = answer.exception(max(0.0, self._probed_at + _PROBE_PATIENCE - now))
         except TimeoutError:
             raise StoreUnavailable(
                 f"journal folder {where}: the storage does not answer within "
@@ -402,7 +402,7 @@ class _WriteProbe:
         if error is not None:
             raise StoreUnavailable(str(error))
 
-    def _ask(self, answer: Future[None]) -> None:
+    def _probe(self, answer: Future[None]) -> None:
         try:
             self._put()
         except DeltaforgeError as error:

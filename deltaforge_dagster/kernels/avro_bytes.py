@@ -147,7 +147,7 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
     Raises:
         UnsupportedEvent: They need more than 2 GiB.
     """
-    parts, last = _melted(pieces)
+    parts, last = _merged(pieces)
     sizes = np.full(rows, len(last), np.int64)
     for part in parts:
         part.measure(sizes)
@@ -177,7 +177,7 @@ class _PieceKernels:
     write: Callable[[int, int, Bytes, Longs], None]
 
 
-def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
+def _merged(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
     """Merge constants into the pieces that follow them; return those, and the last constant."""
     parts = []
     constant = b""
@@ -187,12 +187,12 @@ def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
         elif piece.valid is not None and not piece.valid.any():
             constant += piece.otherwise
         else:
-            parts.append(_part(piece, constant + piece.before, constant + piece.otherwise))
+            parts.append(_piece_kernels(piece, constant + piece.before, constant + piece.otherwise))
             constant = b""
     return parts, read_only(constant)
 
 
-def _part(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
+def _piece_kernels(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
     valid = _NO_MASK if piece.valid is None else _frozen(piece.valid)
     sizes: tuple[Any, ...] = (valid, len(before), len(otherwise))
     texts: tuple[Any, ...] = (valid, read_only(before), read_only(otherwise))

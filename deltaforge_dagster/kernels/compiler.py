@@ -23,8 +23,8 @@ from numba.extending import lower_builtin, overload, type_callable
 from deltaforge_dagster.folders import user_cache
 from deltaforge_dagster.kernels import runtime
 
-_UNCOUNTED: Any = {"_nrt": False}
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True} | _UNCOUNTED
+_WITHOUT_REFCOUNTS: Any = {"_nrt": False}
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True} | _WITHOUT_REFCOUNTS
 
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
@@ -104,7 +104,7 @@ def _copy_natively(context: Any, builder: Any, signature: Any, arguments: Any) -
 
 
 if numba.config.BOUNDSCHECK:  # type: ignore[attr-defined]  # set at import
-    overload(runtime.copy_bytes, jit_options=_UNCOUNTED)(_checked_copy)
+    overload(runtime.copy_bytes, jit_options=_WITHOUT_REFCOUNTS)(_checked_copy)
 else:
     _INT = types.Integer
     type_callable(runtime.copy_bytes)(_type_of_copy)

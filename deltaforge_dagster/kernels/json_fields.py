@@ -67,11 +67,11 @@ def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArra
         return texts
     values = texts.to_pylist()
     for row in escaped.tolist():
-        values[row] = _walked(documents[row].as_py(), path)
+        values[row] = _field_text(documents[row].as_py(), path)
     return pa.array(values, pa.string())
 
 
-def _walked(document: str, path: Sequence[str]) -> str | None:
+def _field_text(document: str, path: Sequence[str]) -> str | None:
     """Return a field's text, found with Python's JSON scanner, which handles escapes."""
     start, stop = 0, len(document)
     for name in path:

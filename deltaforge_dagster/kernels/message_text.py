@@ -146,13 +146,13 @@ def decimals(column: pa.Array[Any], divisor: int = 1) -> Values | None:
         return constant(str(int(numbers[0]) // divisor))
     if divisor != 1:
         numbers = numbers // divisor
-    return _written(_write_decimals, numbers, _DECIMAL, valid)
+    return _formatted(_write_decimals, numbers, _DECIMAL, valid)
 
 
 def lsns(column: pa.Array[Any]) -> Values | None:
     """Return an int64 column as PostgreSQL LSNs, `0/016B6C50`; None if all rows are null."""
     numbers, valid = _numbers(column)
-    return None if numbers is None else _written(_write_lsns, numbers, _LSN, valid)
+    return None if numbers is None else _formatted(_write_lsns, numbers, _LSN, valid)
 
 
 def times(column: pa.Array[Any]) -> Values | None:
@@ -161,7 +161,7 @@ def times(column: pa.Array[Any]) -> Values | None:
     They are truncated to milliseconds. None if all rows are null.
     """
     numbers, valid = _numbers(column)
-    return None if numbers is None else _written(_write_times, numbers, _TIME, valid)
+    return None if numbers is None else _formatted(_write_times, numbers, _TIME, valid)
 
 
 def _numbers(column: pa.Array[Any]) -> tuple[Longs | None, Mask]:
@@ -175,7 +175,7 @@ def _numbers(column: pa.Array[Any]) -> tuple[Longs | None, Mask]:
     return column.to_numpy(), _NO_MASK.copy()
 
 
-def _written(write: Any, numbers: Longs, width: int, valid: Mask) -> Values:
+def _formatted(write: Any, numbers: Longs, width: int, valid: Mask) -> Values:
     data = np.empty(len(numbers) * width, np.uint8)
     starts = np.arange(0, len(data), width, dtype=np.int32)
     stops = np.empty(len(numbers), np.int32)
@@ -189,7 +189,7 @@ def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
     Raises:
         UnsupportedEvent: The texts need more than 2 GiB.
     """
-    parts, last = _melted(pieces)
+    parts, last = _merged(pieces)
     sizes = np.full(rows, len(last), np.int64)
     for before, values, after, otherwise in parts:
         _measure(values.starts, values.stops, values.valid, len(before) + len(after),
@@ -222,7 +222,7 @@ def row_ends(sizes: Longs) -> Longs:
     return ends
 
 
-def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
+def _merged(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
     """Merge constants; return each varying piece with the text before it, and the last constant."""
     parts = []
     text = b""
@@ -382,25 +382,25 @@ def _write_times(micros: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
         width = 4
         while year >= 10**width:
             width += 1
-        at = _padded(out, at, year, width)
+        at = _write_padded(out, at, year, width)
         out[at] = 45  # -
-        at = _padded(out, at + 1, month, 2)
+        at = _write_padded(out, at + 1, month, 2)
         out[at] = 45
-        at = _padded(out, at + 1, day + 1, 2)
+        at = _write_padded(out, at + 1, day + 1, 2)
         out[at] = 84  # T
-        at = _padded(out, at + 1, millis // 3_600_000, 2)
+        at = _write_padded(out, at + 1, millis // 3_600_000, 2)
         out[at] = 58  # :
-        at = _padded(out, at + 1, millis // 60_000 % 60, 2)
+        at = _write_padded(out, at + 1, millis // 60_000 % 60, 2)
         out[at] = 58
-        at = _padded(out, at + 1, millis // 1000 % 60, 2)
+        at = _write_padded(out, at + 1, millis // 1000 % 60, 2)
         out[at] = 46  # .
-        at = _padded(out, at + 1, millis % 1000, 3)
+        at = _write_padded(out, at + 1, millis % 1000, 3)
         out[at] = 90  # Z
         stops[row] = at + 1
 
 
 @kernel
-def _padded(out: Bytes, at: int, number: int, width: int) -> int:
+def _write_padded(out: Bytes, at: int, number: int, width: int) -> int:
     """Write a number with leading zeros; return the position after it."""
     for position in range(at + width - 1, at - 1, -1):
         out[position] = 48 + number % 10

@@ -256,12 +256,12 @@ class SourceType(ABC, Generic[_Config]):
 
 def source_types() -> Mapping[str, SourceType[Any]]:
     """Return the usable kinds by name: built-in ones, then those of installed packages."""
-    return _found().types
+    return _kinds().types
 
 
 def source_blocks() -> tuple[type[BaseModel], ...]:
     """Return the models of a pipeline file's source block (`type` and `config`), one per kind."""
-    return _found().blocks
+    return _kinds().blocks
 
 
 def broken_source_types() -> Mapping[str, str]:
@@ -269,11 +269,11 @@ def broken_source_types() -> Mapping[str, str]:
 
     Each has a reason that names the package.
     """
-    return _found().broken
+    return _kinds().broken
 
 
 @functools.cache
-def _found() -> Kinds[SourceType[Any]]:
+def _kinds() -> Kinds[SourceType[Any]]:
     return find_kinds(GROUP, _BUILT_IN, SourceType, SourceBlock, _check)
 
 

@@ -227,7 +227,7 @@ def is_quiet(bench: HasSource, after: Position) -> bool:
     return True
 
 
-def _reading_on(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
+def _read_until(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
     """Keep reading until a condition holds."""
     deadline = time.monotonic() + SECONDS
     while not until():
@@ -423,7 +423,7 @@ class SourceContract:
         while len(taken.rows) < 2:
             add(taken, next(reading))
         if bench.holds_log:
-            _reading_on(reading, lambda: bench.confirmed() == confirmed)
+            _read_until(reading, lambda: bench.confirmed() == confirmed)
         source.close()
 
         assert bench.confirmed() == (confirmed if bench.holds_log else None)

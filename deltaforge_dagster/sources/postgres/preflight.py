@@ -119,7 +119,7 @@ def _slot(
         with finding_errors("slot", findings):
             if failover:
                 slots.check_failover(server, connection.info.server_version)
-            findings.append(_room(connection, name))
+            findings.append(_slot_creation(connection, name))
         return findings
     with finding_errors("slot", findings):
         slot = slots.check(existing, server, name)
@@ -146,10 +146,10 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
         "so a run begins by "
         "decoding up to 15 s of log again"
     )
-    return [_of_superusers(connection, "slot", "note", text, grant)]
+    return [_needs_superuser(connection, "slot", "note", text, grant)]
 
 
-def _of_superusers(
+def _needs_superuser(
     connection: psycopg.Connection, subject: str, level: Level, text: str, grant: str
 ) -> Finding:
     """Return a finding whose remedy needs a superuser; no remedy on services that have none."""
@@ -160,7 +160,7 @@ def _of_superusers(
     return Finding(subject, level, text, grant)
 
 
-def _room(connection: psycopg.Connection, name: str) -> Finding:
+def _slot_creation(connection: psycopg.Connection, name: str) -> Finding:
     """Check that the server has room for the slot and walsender that the first run creates."""
     row = connection.execute(
         """
@@ -292,10 +292,10 @@ def _tables(
                 [statement.as_string(connection) for statement in keys],
             )
         )
-    return findings + _reading(connection, server, chosen, needed_by)
+    return findings + _read_rights(connection, server, chosen, needed_by)
 
 
-def _reading(
+def _read_rights(
     connection: psycopg.Connection,
     server: PostgresSourceServer,
     tables: Sequence[catalog.PublishableTable],
@@ -386,4 +386,4 @@ def heartbeat_right(connection: psycopg.Connection, server: PostgresSourceServer
         sql.SQL(", ").join(map(sql.SQL, refused)), sql.Identifier(server.user)
     )
     text = f"role {server.user!r} may not write heartbeats (engine.postgres.heartbeat_seconds)"
-    return _of_superusers(connection, "heartbeat", "warning", text, grant.as_string(connection))
+    return _needs_superuser(connection, "heartbeat", "warning", text, grant.as_string(connection))

@@ -21,7 +21,7 @@ from pg8000.exceptions import DatabaseError
 
 from deltaforge_dagster.folders import unreadable_file
 
-_NO_WAY = frozenset(
+_UNREACHABLE = frozenset(
     {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 )
 ONLY_IPV6 = (
@@ -151,7 +151,7 @@ def is_only_ipv6(host: str, error: OSError) -> bool:
 
     This machine then has no route to them, or the connection timed out.
     """
-    if not (isinstance(error, TimeoutError) or error.errno in _NO_WAY):
+    if not (isinstance(error, TimeoutError) or error.errno in _UNREACHABLE):
         return False
     try:
         families = {family for family, *_ in socket.getaddrinfo(host, None)}
@@ -182,13 +182,13 @@ def _open(address: ConnectionParameters, seconds: float) -> socket.socket:
     try:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected if address.tls is None else _wrap(connected, address.tls, address.host)
+        return connected if address.tls is None else _with_tls(connected, address.tls, address.host)
     except BaseException:
         connected.close()
         raise
 
 
-def _wrap(connected: socket.socket, tls: Tls, host: str) -> socket.socket:
+def _with_tls(connected: socket.socket, tls: Tls, host: str) -> socket.socket:
     connected.sendall(_SSL_REQUEST)
     if connected.recv(1) != b"S":
         raise UnreachableError("the server does not support TLS, which the DSN demands")

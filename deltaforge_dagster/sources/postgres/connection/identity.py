@@ -64,7 +64,7 @@ def relocate(
         if promoted_at is not None and position.lsn <= promoted_at:
             return position
         part = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
-        raise _lost(
+        raise _position_lost(
             server,
             f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, "
             f"and is {part} this "
@@ -72,9 +72,9 @@ def relocate(
         )
     existing = catalog.slot(connection, slot)
     if existing is None or existing.confirmed_lsn is None:
-        raise _lost(server, f"it is another cluster, and has no replication slot {slot!r}")
+        raise _position_lost(server, f"it is another cluster, and has no replication slot {slot!r}")
     if existing.confirmed_lsn < position.lsn:
-        raise _lost(
+        raise _position_lost(
             server,
             f"it is another cluster, whose log is at {format_lsn(existing.confirmed_lsn)} while "
             f"{format_lsn(position.lsn)} was captured; "
@@ -170,7 +170,7 @@ def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> di
         ) from error
 
 
-def _lost(server: PostgresSourceServer, why: str) -> PositionLost:
+def _position_lost(server: PostgresSourceServer, why: str) -> PositionLost:
     return PositionLost(
         f"{server.where}: position lost after failover: {why}. Re-snapshot required."
     )

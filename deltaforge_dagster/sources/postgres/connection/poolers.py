@@ -28,11 +28,11 @@ def pooled(where: str, host: str, port: str, user: str) -> SourceMisconfigured:
     return SourceMisconfigured(
         f"{where}: a connection pooler answers here, through which no log can be read; "
         "in source.config.dsn "
-        f"use {_direct(host, port, user)}"
+        f"use {_direct_address(host, port, user)}"
     )
 
 
-def _direct(host: str, port: str, user: str) -> str:
+def _direct_address(host: str, port: str, user: str) -> str:
     """Return the address of the server behind a pooler, as far as the pooler's reveals it."""
     role, _, project = user.partition(".")
     if host.endswith(_SUPABASE):

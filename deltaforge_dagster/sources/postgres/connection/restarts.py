@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import Commands
 from deltaforge_dagster.sources.postgres.connection.service import recognized
 
 _RELOAD = "SELECT pg_reload_conf()"
-_MORE = 10
+_SPARE = 10
 """How many slots or senders to add on a server that has no free one."""
 
 _FILES = "pg_show_all_file_settings()"
@@ -64,7 +64,7 @@ def no_room(connection: psycopg.Connection, what: str, setting: str) -> tuple[st
     """
     row = connection.execute("SELECT current_setting(%s)::int", (setting,)).fetchone()
     assert row is not None
-    restart, statements = after_restart(connection, setting, str(row[0] + _MORE))
+    restart, statements = after_restart(connection, setting, str(row[0] + _SPARE))
     return f"all {what} are in use; drop or end one, or have more: {restart}", statements
 
 

@@ -108,7 +108,7 @@ class PostgresSourceServer:
             SpecError: `dsn` is neither. The message does not quote it.
         """
         parameters = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
-        name = _fitting(application_name)
+        name = _fitting_name(application_name)
         return cls(name, {**DSN_DEFAULTS, **parameters, "application_name": name})
 
     @property
@@ -213,7 +213,7 @@ class PostgresSourceServer:
                 return identified(connection)
             except psycopg.errors.SyntaxError:
                 # A pooler has dropped the parameter `replication`, so the command is no valid SQL.
-                raise self._pooled() from None
+                raise self._pooler_error() from None
 
     def timeline_history(self, timeline: int, seconds: float) -> str:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
@@ -259,7 +259,7 @@ class PostgresSourceServer:
                 reason = handshake.ONLY_IPV6
             problem = SourceUnavailable(f"{self.where}: {reason}")
         except psycopg.Error as error:
-            problem = self._why(str(error), replication=replication)
+            problem = self._connect_error(str(error), replication=replication)
         else:
             return self._with_settings(connection, seconds)
         raise problem
@@ -279,10 +279,10 @@ class PostgresSourceServer:
         assert row is not None
         if row[0] != SETTINGS["search_path"]:
             connection.close()
-            raise self._pooled()
+            raise self._pooler_error()
         return connection
 
-    def _why(self, text: str, *, replication: bool) -> DeltaforgeError:
+    def _connect_error(self, text: str, *, replication: bool) -> DeltaforgeError:
         """Return the error for a failed connection attempt of libpq.
 
         libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets
@@ -311,7 +311,7 @@ class PostgresSourceServer:
             handshake.connect(full, _CONNECT_SECONDS, replication=replication).close()
         except (handshake.RefusedError, handshake.UnreachableError) as error:
             if isinstance(error, handshake.RefusedError) and error.sqlstate == PROTOCOL_VIOLATION:
-                return self._pooled()
+                return self._pooler_error()
         return connection_error(text, self.where)
 
     def _handshake(
@@ -326,14 +326,14 @@ class PostgresSourceServer:
             elif refused.sqlstate == PROTOCOL_VIOLATION or (
                 replication and refused.sqlstate == NOT_SUPPORTED
             ):
-                problem = self._pooled()
+                problem = self._pooler_error()
             else:
                 problem = translate(refused.sqlstate, refused.message, self.where, self.user)
         except handshake.UnreachableError as unreachable:
             problem = connection_error(str(unreachable), self.where)
         raise problem
 
-    def _pooled(self) -> DeltaforgeError:
+    def _pooler_error(self) -> DeltaforgeError:
         parameters = self._parameters
         return pooled(self.where, str(parameters["host"]), str(parameters["port"]), self.user)
 
@@ -375,7 +375,7 @@ class KeptConnection:
         self._server = server
         self._seconds = seconds
         self._connection: psycopg.Connection | None = None
-        self._used = 0.0
+        self._used_at = 0.0
 
     @contextmanager
     def question(self) -> Generator[psycopg.Connection]:
@@ -385,7 +385,7 @@ class KeptConnection:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         server, began = self._server, time.monotonic()
-        if began - self._used > _IDLE_SECONDS:
+        if began - self._used_at > _IDLE_SECONDS:
             self.close()
         connection = self._connection or server.connect(self._seconds)
         self._connection = connection
@@ -404,7 +404,7 @@ class KeptConnection:
                 if isinstance(error, psycopg.Error):
                     raise server.problem(error, self._seconds, cutter) from error
                 raise
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
 
     def close(self) -> None:
         """Close the connection; the next question opens another."""
@@ -413,7 +413,7 @@ class KeptConnection:
             self._connection = None
 
 
-def _fitting(application_name: str) -> str:
+def _fitting_name(application_name: str) -> str:
     """Return a name that the server does not truncate.
 
     If the given name is too long, its end is replaced by a hash. The name must be unique: it

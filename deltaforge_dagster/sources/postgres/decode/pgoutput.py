@@ -138,7 +138,7 @@ class _FieldReader:
 
     def __init__(self, content: bytes, what: str) -> None:
         self._content = content
-        self._what = what
+        self._label = what
         self._at = 0
 
     @property
@@ -149,23 +149,23 @@ class _FieldReader:
         try:
             (value,) = struct.unpack_from(fmt, self._content, self._at)
         except struct.error as error:
-            raise CorruptLog(f"{self._what} ends too early") from error
+            raise CorruptLog(f"{self._label} ends too early") from error
         self._at += struct.calcsize(fmt)
         return int(value)
 
     def string(self) -> str:
         end = self._content.find(b"\0", self._at)
         if end < 0:
-            raise CorruptLog(f"a name in {self._what} does not end")
+            raise CorruptLog(f"a name in {self._label} does not end")
         raw, self._at = self._content[self._at : end], end + 1
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise CorruptLog(f"a name in {self._what} is not UTF-8") from error
+            raise CorruptLog(f"a name in {self._label} is not UTF-8") from error
 
     def finish(self) -> None:
         if self.left:
-            raise CorruptLog(f"{self._what} goes on after its last field")
+            raise CorruptLog(f"{self._label} goes on after its last field")
 
 
 def parse_relation(content: bytes) -> Relation:

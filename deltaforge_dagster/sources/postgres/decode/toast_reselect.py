@@ -130,12 +130,14 @@ class ToastReselector:
         version_of = rows[holes[:, HOLE_ROW], ROW_TABLE]
         parts: list[tuple[Longs, Bytes]] = []
         for version in dict.fromkeys(version_of.tolist()):
-            lines, text, asked = self._ask(source, version, holes[version_of == version])
+            lines, text, asked = self._reselect_table(source, version, holes[version_of == version])
             last = min(last, asked)
             parts.append((lines, text))
-        return _together(source, parts, last), last
+        return _merged(source, parts, last), last
 
-    def _ask(self, source: Bytes, version: int, holes: Longs) -> tuple[Longs, Bytes, int]:
+    def _reselect_table(
+        self, source: Bytes, version: int, holes: Longs
+    ) -> tuple[Longs, Bytes, int]:
         """Reselect values of one table.
 
         Returns:
@@ -193,7 +195,7 @@ def _row(numbers: list[int], text: bytes) -> int:
     return numbers[int(text)]
 
 
-def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> ReselectedValues:
+def _merged(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> ReselectedValues:
     """Append the texts to the read buffer; drop rows from `last` on.
 
     The lines are sorted by row and column.

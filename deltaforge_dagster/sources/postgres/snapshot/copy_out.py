@@ -63,10 +63,10 @@ def buffers(
     result = libpq.exec_(query.as_bytes(connection))
     if result.status != ExecStatus.COPY_OUT:
         raise error_from_result(result)
-    return _gathered(libpq) if functions is None else _taken(libpq, functions)
+    return _psycopg_buffers(libpq) if functions is None else _kernel_buffers(libpq, functions)
 
 
-def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
+def _kernel_buffers(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
     """Yield buffers into which a kernel copies lines; a buffer is enlarged for a longer line."""
     input_ = _Input(libpq)
     buffer, size = np.empty(BUFFER_BYTES + _ROOM, np.uint8), 0
@@ -92,12 +92,12 @@ def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
             raise psycopg.OperationalError(f"COPY failed: {libpq.get_error_message()}")
         else:
             break
-    _end(libpq)
+    _finish(libpq)
     if size:
         yield buffer[:size]
 
 
-def _gathered(libpq: PGconn) -> Iterator[bytes]:
+def _psycopg_buffers(libpq: PGconn) -> Iterator[bytes]:
     """Yield buffers of lines that psycopg returns one by one."""
     input_ = _Input(libpq)
     lines: list[bytes] = []
@@ -114,7 +114,7 @@ def _gathered(libpq: PGconn) -> Iterator[bytes]:
             input_.wait()
         else:
             break
-    _end(libpq)
+    _finish(libpq)
     if lines:
         yield b"".join(lines)
 
@@ -133,7 +133,7 @@ class _Input:
         self._libpq.consume_input()
 
 
-def _end(libpq: PGconn) -> None:
+def _finish(libpq: PGconn) -> None:
     """Read all results after the last line; raise an error unless the COPY was completed."""
     results = list(iter(libpq.get_result, None))
     for result in results:

@@ -48,7 +48,7 @@ def ensure_start(
         slots.create(connection, server, config.slot, failover=failover, version=facts.version)
         existing = catalog.slot(connection, config.slot)
     slot = slots.check(existing, server, config.slot)
-    return _start(
+    return _start_position(
         server, config, slot, _wanted_lsn(config) if at is None else at, facts.flushed_lsn
     )
 
@@ -105,7 +105,7 @@ def _refuse_position(
         )
 
 
-def _start(
+def _start_position(
     server: PostgresSourceServer,
     config: PostgresSourceConfig,
     slot: catalog.ReplicationSlot,

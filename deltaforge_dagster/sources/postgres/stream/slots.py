@@ -44,7 +44,7 @@ _SKIPS_EMPTY_VERSION = 150000
 _FAILOVER_VERSION = 170000
 _WAIT_SECONDS = 5.0
 _END_SECONDS = 15.0
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 
 
@@ -285,13 +285,13 @@ def claim(connection: psycopg.Connection, server: PostgresSourceServer, name: st
         SourceUnavailable: Another pipeline or program reads the slot, or our role may not end the
             reader.
     """
-    pid = _wait(connection, name, _WAIT_SECONDS)
+    pid = _wait_until_free(connection, name, _WAIT_SECONDS)
     deadline = time.monotonic() + _END_SECONDS
     while pid is not None:
         if time.monotonic() > deadline:
             raise in_use(server, name, f"process {pid}, which does not end")
-        _end(connection, server, name, pid)
-        pid = _wait(connection, name, _AGAIN_SECONDS)
+        _terminate(connection, server, name, pid)
+        pid = _wait_until_free(connection, name, _RETRY_SECONDS)
 
 
 def in_use(server: PostgresSourceServer, name: str, by: str) -> SourceUnavailable:
@@ -372,7 +372,9 @@ def has_changes(
     return counts
 
 
-def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int) -> None:
+def _terminate(
+    connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int
+) -> None:
     """Terminate a reader of the same pipeline; it may already have ended.
 
     Raises:
@@ -396,7 +398,7 @@ def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str
         raise in_use(server, name, f"process {pid} ({row[1] or 'unnamed'})")
 
 
-def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
+def _wait_until_free(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
     """Wait at most `seconds` until no process reads the slot; return the one that still does."""
     deadline = time.monotonic() + seconds
     while True:

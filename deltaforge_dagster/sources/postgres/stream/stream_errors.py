@@ -76,7 +76,7 @@ def refusal(
         case "42704" if started:
             return publications.too_young(server, config.publication)
         case "55000" | "58P01" | "42704":
-            return _unless_lost(refused, server, config)
+            return _lost_or_unavailable(refused, server, config)
         case "42501":
             return server.may_not_replicate()
         case "55006":
@@ -84,7 +84,7 @@ def refusal(
     return translate(refused.sqlstate, refused.message, server.where, server.user)
 
 
-def _unless_lost(
+def _lost_or_unavailable(
     refused: RefusedError, server: PostgresSourceServer, config: PostgresSourceConfig
 ) -> DeltaforgeError:
     """Return `PositionLost` if the slot proves that, else an error that is retried."""
