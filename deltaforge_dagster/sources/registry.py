@@ -288,8 +288,7 @@ def no_chaser() -> str:
     titles = [kind.title for kind in source_types().values() if kind.position_at(0) is not None]
     return (
         f"a chaser file holds one number, which is a position of {' and '.join(titles)} only "
-        "(use type "
-        "position)"
+        "(use type position)"
     )
 
 

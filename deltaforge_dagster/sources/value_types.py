@@ -33,8 +33,7 @@ MAX_DIGITS = 38
 
 Kind = Literal[
     "boolean", "integer", "float", "decimal", "text", "json", "binary", "geometry", "uuid",
-    "date", "time",
-    "timestamp", "list",
+    "date", "time", "timestamp", "list",
 ]  # fmt: skip
 
 Form = Literal["plain", "text", "micros", "srid", "hex", "finite"]

@@ -143,8 +143,7 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
         return []
     text = (
         f"role {server.user!r} may not have the server log its running transactions, "
-        "so a run begins by "
-        "decoding up to 15 s of log again"
+        "so a run begins by decoding up to 15 s of log again"
     )
     return [_needs_superuser(connection, "slot", "note", text, grant)]
 
@@ -287,8 +286,7 @@ def _tables(
                 "note",
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
                 " have no key of the row, so sinks cannot keep one row's changes in order or"
-                " compact"
-                " them",
+                " compact them",
                 [statement.as_string(connection) for statement in keys],
             )
         )

@@ -186,8 +186,7 @@ class Hiding:
         if self._report[CODE] == NOT_TEXT:
             return SourceMisconfigured(
                 f"engine.columns.truncate: a value of {self._names[column]} is no text;"
-                " exclude, mask"
-                " or hash it instead"
+                " exclude, mask or hash it instead"
             )
         return CorruptLog("a row has other columns than its table")
 

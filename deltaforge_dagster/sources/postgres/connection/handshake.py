@@ -26,8 +26,7 @@ _UNREACHABLE = frozenset(
 )
 ONLY_IPV6 = (
     "the host has only IPv6 addresses, which this machine cannot reach; "
-    "give the machine IPv6, or the database an "
-    "IPv4 address"
+    "give the machine IPv6, or the database an IPv4 address"
 )
 """The reason why a host that has no IPv4 address cannot be reached."""
 

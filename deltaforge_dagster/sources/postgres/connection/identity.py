@@ -67,8 +67,7 @@ def relocate(
         raise _position_lost(
             server,
             f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, "
-            f"and is {part} this "
-            f"server's history, which is on timeline {current.timeline}",
+            f"and is {part} this server's history, which is on timeline {current.timeline}",
         )
     existing = catalog.slot(connection, slot)
     if existing is None or existing.confirmed_lsn is None:
@@ -82,8 +81,8 @@ def relocate(
         )
     logger.warning(
         "%s is another cluster than before: "
-        "reading goes on where its slot %s begins, at %s; whether "
-        "changes were committed between %s of the former and that cannot be told",
+        "reading goes on where its slot %s begins, at %s; "
+        "whether changes were committed between %s of the former and that cannot be told",
         server.where,
         slot,
         format_lsn(existing.confirmed_lsn),

@@ -27,8 +27,7 @@ def pooled(where: str, host: str, port: str, user: str) -> SourceMisconfigured:
     """
     return SourceMisconfigured(
         f"{where}: a connection pooler answers here, through which no log can be read; "
-        "in source.config.dsn "
-        f"use {_direct_address(host, port, user)}"
+        f"in source.config.dsn use {_direct_address(host, port, user)}"
     )
 
 

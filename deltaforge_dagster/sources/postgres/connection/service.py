@@ -91,8 +91,7 @@ SERVICES = (
         restart=" and reboot the writer",
         own={
             "wal_level": "set rds.logical_replication = 1 in the DB cluster parameter group "
-            "of the cluster (a custom one) "
-            "and reboot the writer"
+            "of the cluster (a custom one) and reboot the writer"
         },
         grant="GRANT rds_replication TO {role}",
         granted="the master user grants it",
@@ -108,8 +107,8 @@ SERVICES = (
         restart=" and reboot the instance",
         own={
             "wal_level": "set rds.logical_replication = 1 in the DB parameter group "
-            "of the instance (a custom one, since "
-            "the default cannot be changed) and reboot the instance"
+            "of the instance (a custom one, since the default cannot be changed) "
+            "and reboot the instance"
         },
         grant="GRANT rds_replication TO {role}",
         granted="the master user grants it",
@@ -173,8 +172,8 @@ SERVICES = (
         granted="make the role in Neon's console, with its CLI or API: "
         "such a role may replicate, one made with SQL may not",
         caution="Neon drops a replication slot that nobody has read for about 40 hours "
-        "while another one is read: let the "
-        "pipeline run at least once a day, or all the time, and do not pause it for longer",
+        "while another one is read: let the pipeline run at least once a day, "
+        "or all the time, and do not pause it for longer",
     ),
 )
 """Every service that is recognized; the first that matches counts."""

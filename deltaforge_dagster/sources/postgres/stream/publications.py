@@ -112,9 +112,8 @@ def create(
     if len(bare) == len(tables):
         raise SourceMisconfigured(
             f"{server.where}: without a primary key or replica identity: "
-            f"{listed(sorted(bare))}; once "
-            "published, their UPDATEs and DELETEs would fail; give them one, or leave them out of "
-            "source.config.tables",
+            f"{listed(sorted(bare))}; once published, their UPDATEs and DELETEs would fail; "
+            "give them one, or leave them out of source.config.tables",
             remedy=give_identity(connection, tables),
         )
     if bare:
@@ -133,8 +132,8 @@ def create(
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
             f"{server.where}: role {server.user!r} may not create publication {name!r} "
-            "(it must own "
-            "the tables and have CREATE on the database); let an owner of the tables create it",
+            "(it must own the tables and have CREATE on the database); "
+            "let an owner of the tables create it",
             remedy=statement.as_string(connection),
         ) from error
     except psycopg.errors.QueryCanceled as error:
@@ -157,8 +156,7 @@ def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
             f"{server.where}: role {server.user!r} may not drop publication {name!r}; "
-            "its owner runs: "
-            f"{statement.as_string(connection)}"
+            f"its owner runs: {statement.as_string(connection)}"
         ) from error
 
 
@@ -225,8 +223,7 @@ def missing(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for a publication that does not exist any more."""
     return PositionLost(
         f"{server.where}: publication {name!r} is gone; "
-        "the log written without it cannot be decoded. "
-        "Re-snapshot required"
+        "the log written without it cannot be decoded. Re-snapshot required"
     )
 
 
@@ -234,8 +231,8 @@ def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for log older than the publication, which pgoutput cannot decode."""
     return PositionLost(
         f"{server.where}: publication {name!r} did not exist "
-        "when this part of the log was written, which "
-        "therefore cannot be decoded (was it dropped and recreated?). Re-snapshot required"
+        "when this part of the log was written, which therefore cannot be decoded "
+        "(was it dropped and recreated?). Re-snapshot required"
     )
 
 

@@ -100,8 +100,7 @@ def _refuse_position(
             f"{server.where}: start position {format_lsn(wanted)}: "
             f"there is no replication slot {config.slot!r} "
             "that holds the log from there, and a new one begins later; "
-            "use start_position earliest or latest, "
-            "without a seed or imported checkpoint"
+            "use start_position earliest or latest, without a seed or imported checkpoint"
         )
 
 

@@ -143,8 +143,8 @@ def check(
     if slot.confirmed_lsn is None:
         raise StartDelayed(
             f"{server.where}: replication slot {name!r} is being made "
-            f"by process {slot.active_pid}, and the server "
-            "waits for transactions that are open; it will be tried again"
+            f"by process {slot.active_pid}, and the server waits for transactions "
+            "that are open; it will be tried again"
         )
     return slot
 

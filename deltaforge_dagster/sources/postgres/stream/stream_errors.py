@@ -90,8 +90,7 @@ def _lost_or_unavailable(
     """Return `PositionLost` if the slot proves that, else an error that is retried."""
     unavailable = SourceUnavailable(
         f"{server.where}: replication slot {config.slot!r} cannot be read now: "
-        f"{one_line(refused.message)} "
-        f"(SQLSTATE {refused.sqlstate})"
+        f"{one_line(refused.message)} (SQLSTATE {refused.sqlstate})"
     )
     try:
         with server.query(_STATE_SECONDS) as connection:
