@@ -28,7 +28,7 @@ from deltaforge_dagster.kernels.json_text import UNCHANGED, equals
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.typed_rows.cells import ABSENT, NOT_OF_TYPE, NULL, VALUE, Ints
 
-KNOWN, STRANGER, NO_OBJECT, NO_NAME = range(4)
+KNOWN, UNKNOWN_MEMBER, NO_OBJECT, NO_NAME = range(4)
 """What an image is: its members are columns of the table, or one is not; no JSON object; one with a
 member whose name is not Unicode.
 """
@@ -134,7 +134,7 @@ def locate_members(
             at = value_end(source, value, stop)
             if column < 0:
                 if kinds[row] == KNOWN:
-                    kinds[row] = STRANGER
+                    kinds[row] = UNKNOWN_MEMBER
                     unknown_starts[row], unknown_stops[row] = name, name_end
                 continue
             expected = column + 1

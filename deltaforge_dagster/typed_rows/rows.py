@@ -21,7 +21,7 @@ from deltaforge_dagster.typed_rows.members import (
     KNOWN,
     NO_NAME,
     NO_OBJECT,
-    STRANGER,
+    UNKNOWN_MEMBER,
     locate_members,
 )
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
@@ -127,8 +127,8 @@ def typed_rows(
             unknown_names[1],
         )
         if not other_fields:
-            kinds[kinds == STRANGER] = KNOWN
-        rows = np.flatnonzero(kinds == STRANGER)
+            kinds[kinds == UNKNOWN_MEMBER] = KNOWN
+        rows = np.flatnonzero(kinds == UNKNOWN_MEMBER)
         if not rows.size:
             break
         names = slices(source, unknown_names[0, rows], unknown_names[1, rows])
