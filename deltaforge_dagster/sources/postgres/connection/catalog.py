@@ -264,7 +264,7 @@ def captured(tables: Sequence[PublishableTable], patterns: TablePatterns) -> lis
 def without_identity(
     connection: psycopg.Connection, chosen: Sequence[PublishableTable]
 ) -> list[str]:
-    """Return `schema.table` of the tables without replica identity, or with such a partition.
+    """Return which tables (`schema.table`) lack a replica identity, or have a partition that does.
 
     Once such a table is published, PostgreSQL refuses every UPDATE and DELETE of it.
     """
@@ -415,9 +415,9 @@ def absent(connection: psycopg.Connection, patterns: TablePatterns) -> list[str]
 
 
 def _matching(patterns: TablePatterns, schema: str, name: str) -> tuple[str, list[str]]:
-    """Return an SQL condition that the patterns match, and its parameters.
+    """Return the patterns as an SQL condition, and its parameters.
 
-    `schema` and `name` are the expressions to compare.
+    The condition is on the expressions `schema` and `name`.
     """
     conditions, parameters = [], []
     for parts in patterns.parts:

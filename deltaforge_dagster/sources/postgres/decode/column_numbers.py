@@ -317,13 +317,12 @@ def _by_order(
         tuple(numbers)
         for count in range(len(dropped) + 1)
         for subset in itertools.combinations(dropped, count)
-        if (numbers := _first_columns(sorted([*present, *subset]), relation, catalog, xid))
-        is not None
+        if (numbers := _leading(sorted([*present, *subset]), relation, catalog, xid)) is not None
     }
     return list(*possible) if len(possible) == 1 else None
 
 
-def _first_columns(
+def _leading(
     present: list[int],
     relation: Relation,
     catalog: Mapping[int, NumberedColumn],
