@@ -59,7 +59,12 @@ class Checksummed:
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Raise `JournalDamaged` if a file cannot be decoded, `StoreUnavailable` if it cannot be read."""
+    """Raise our errors in place of those of Arrow and the file system.
+
+    Raises:
+        JournalDamaged: The file cannot be decoded.
+        StoreUnavailable: The file cannot be read.
+    """
     try:
         yield
     except pa.ArrowException as error:

@@ -151,7 +151,9 @@ class Journal:
     def share(
         self, path: str, columns: Sequence[str], *, ordinals: range | None, part: int, of: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield every `of`-th row group of a segment in order, starting with row group `part`, a few rows at a time.
+        """Yield every `of`-th row group of a segment in order, starting with row group `part`.
+
+        Each batch has a few rows.
 
         Args:
             path: The segment's file, as in its row.
@@ -179,7 +181,7 @@ class Journal:
                             columns=list(columns),
                             use_threads=False,
                         ):
-                            yield _with_younger(batch, columns)
+                            yield _with_newer_columns(batch, columns)
                 counted += 1
 
     def row_groups(self, path: str) -> list[int]:
@@ -194,7 +196,7 @@ class Journal:
             return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
     def verify(self, row: SegmentFile) -> None:
-        """Verify that a segment's file is unchanged: size, checksum, ordinals, rows and content hash.
+        """Verify a segment's file: its size, checksum, ordinals, rows and content hash.
 
         Raises:
             JournalDamaged: The file is missing or differs; the message names the file and the
@@ -218,9 +220,10 @@ class Journal:
         _compare(row, "content hash", content.hexdigest(), row.content_hash)
 
     def stager(self, pipeline: str, snapshot: int, chunk: int) -> SegmentWriter:
-        """Create the staging file of a snapshot chunk, in the format of a segment; return its writer.
+        """Create the staging file of a snapshot chunk; return its writer.
 
-        The rows get their final segment and ordinals when the chunk is captured.
+        The file has the format of a segment. The rows get their final segment and ordinals when the
+        chunk is captured.
 
         Raises:
             StoreUnavailable: The file cannot be created.
@@ -351,7 +354,7 @@ class Journal:
         ]
 
     def _sweep(self, paths: Iterable[str], older_than: float) -> list[str]:
-        """Remove those of `paths` written more than `older_than` seconds ago; return their paths."""
+        """Remove the paths written more than `older_than` seconds ago; return those removed."""
         swept = []
         for path in paths:
             with contextlib.suppress(JournalDamaged):  # another process has just removed it
@@ -362,7 +365,10 @@ class Journal:
 
     @property
     def local(self) -> bool:
-        """Whether the files have local paths; if not, all readers, even Spark executors, use this class."""
+        """Whether the files have local paths.
+
+        If not, all readers, even Spark executors, use this class.
+        """
         return self._storage.local
 
     def spark_path(self, path: str) -> str:
@@ -370,10 +376,10 @@ class Journal:
         return self._storage.locate(path)
 
     def check_writable(self, pipeline: str, uid: str, segment_bytes: int) -> None:
-        """Check that the next segment of a pipeline can be written, as far as this shows in a few seconds.
+        """Check that the next segment of a pipeline can be written.
 
-        On a disk, this looks at permissions and free space. Elsewhere it writes and deletes a
-        probe, at most once a minute.
+        The check is as thorough as a few seconds allow. On a disk, it looks at permissions and free
+        space. Elsewhere it writes and deletes a probe, at most once a minute.
 
         Args:
             pipeline: Name of the pipeline.
@@ -413,7 +419,7 @@ def _staged(pipeline: str) -> str:
     return f"{pipeline}/staged"
 
 
-def _with_younger(rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def _with_newer_columns(rows: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return these columns of the frame; columns that the file does not have are null."""
     if rows.num_columns == len(columns):
         return rows

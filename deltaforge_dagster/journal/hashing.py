@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_PLACE = ("segment", "ordinal")
+_JOURNAL_POSITION = ("segment", "ordinal")
 _NULL = -1
 
 
@@ -48,7 +48,10 @@ class _Changes:
     def update(
         self, codes: npt.NDArray[np.integer], first: object, last: object
     ) -> npt.NDArray[np.intp]:
-        """Add the next codes, whose first and last values are `first` and `last`; return where runs start."""
+        """Add the next codes; return where runs start.
+
+        `first` and `last` are the values of the first and the last code.
+        """
         starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
         if first != self._last:
             starts = np.concatenate(([0], starts))
@@ -135,7 +138,7 @@ class _Text:
         return self._validity.digest() + self._lengths.digest() + self._bytes.digest()
 
 
-class _Names:
+class _Dictionary:
     """Dictionary columns: few values, mostly in long runs."""
 
     def __init__(self) -> None:
@@ -163,7 +166,7 @@ class _Names:
 
 def _stream(data_type: pa.DataType) -> _Stream:
     if pa.types.is_dictionary(data_type):
-        return _Names()
+        return _Dictionary()
     return _Text() if pa.types.is_string(data_type) else _Numbers()
 
 
@@ -171,7 +174,7 @@ class ContentHash:
     """The content hash of rows that are added in order, table by table."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._streams = {f.name: _stream(f.type) for f in schema if f.name not in _PLACE}
+        self._streams = {f.name: _stream(f.type) for f in schema if f.name not in _JOURNAL_POSITION}
         self._rows = 0
 
     def update(self, rows: pa.Table) -> None:

@@ -109,11 +109,14 @@ class JournalStorage(Protocol):
         ...
 
     def check_writable(self, folder: str) -> None:
-        """Raise an error if files cannot be created in a folder, as far as a check of a few seconds shows."""
+        """Raise an error if files cannot be created in a folder.
+
+        The check is as thorough as a few seconds allow.
+        """
         ...
 
     def free_bytes(self, folder: str) -> int | None:
-        """Return the free space for files in a folder, in bytes; None if the storage has no known limit."""
+        """Return the free bytes for files in a folder; None if the storage has no known limit."""
         ...
 
 
@@ -134,7 +137,7 @@ def open_storage(url: str) -> JournalStorage:
 
 
 def open_located(name: str) -> pa.NativeFile | IO[bytes]:
-    """Open a file for random reads, given the path or URL that `JournalStorage.locate` has returned.
+    """Open a file for random reads, by the path or URL that `JournalStorage.locate` returned.
 
     Raises:
         JournalDamaged: It is gone.
@@ -206,7 +209,7 @@ class LocalStorage:
         return _SPARK_GLOB.sub(r"\\\g<0>", str(self._root / path))
 
     def check_writable(self, folder: str) -> None:
-        """Raise an error if this process may not create files in a folder, or may not create the folder."""
+        """Raise an error if this process may not create a folder, or files in it."""
         existing = self._existing(folder)
         if not existing.is_dir():
             raise StoreUnavailable(f"journal folder {existing}: not a directory")
@@ -365,7 +368,9 @@ class RemoteStorage:
 
 
 class _WriteProbe:
-    """Writes to a folder at most once a minute, in a thread, because storage clients may block for minutes.
+    """Writes to a folder at most once a minute.
+
+    It writes in a thread, because storage clients may block for minutes.
 
     Args:
         put: Writes to the folder; raises a `DeltaforgeError` if it cannot.
@@ -373,30 +378,31 @@ class _WriteProbe:
 
     def __init__(self, put: Callable[[], None]) -> None:
         self._put = put
-        self._asked_at = 0.0
-        self._answer: Future[None] | None = None
+        self._probed_at = 0.0
+        self._result: Future[None] | None = None
 
     def check(self, where: str) -> None:
         """Raise an error if the newest probe has failed, or has not finished in time."""
         now = time.monotonic()
-        answer = self._answer
-        if answer is None or (answer.done() and now - self._asked_at >= _PROBE_SECONDS):
-            answer, self._asked_at = Future[None](), now
-            self._answer = answer
+        answer = self._result
+        if answer is None or (answer.done() and now - self._probed_at >= _PROBE_SECONDS):
+            answer, self._probed_at = Future[None](), now
+            self._result = answer
             # A daemon: a pool's thread would keep the process from ending.
             threading.Thread(
-                target=self._ask, args=(answer,), name="journal probe", daemon=True
+                target=self._probe, args=(answer,), name="journal probe", daemon=True
             ).start()
         try:
-            error = answer.exception(max(0.0, self._asked_at + _PROBE_PATIENCE - now))
+            error = answer.exception(max(0.0, self._probed_at + _PROBE_PATIENCE - now))
         except TimeoutError:
             raise StoreUnavailable(
-                f"journal folder {where}: the storage does not answer within {_PROBE_PATIENCE:.0f} s"
+                f"journal folder {where}: the storage does not answer within "
+                f"{_PROBE_PATIENCE:.0f} s"
             ) from None
         if error is not None:
             raise StoreUnavailable(str(error))
 
-    def _ask(self, answer: Future[None]) -> None:
+    def _probe(self, answer: Future[None]) -> None:
         try:
             self._put()
         except DeltaforgeError as error:
@@ -462,7 +468,10 @@ class _RemoteFile:
 
 
 def refused(path: str, error: OSError) -> StoreUnavailable:
-    """Return the error to raise when a file system rejects a file; the message says so if it is full."""
+    """Return the error to raise when a file system rejects a file.
+
+    If the file system is full, the message says so.
+    """
     reason = error.strerror or type(error).__name__
     if error.errno in _NO_SPACE:
         return no_space(f"file {path}", reason)
@@ -472,7 +481,8 @@ def refused(path: str, error: OSError) -> StoreUnavailable:
 def no_space(where: str, reason: str) -> StoreUnavailable:
     """Return the error to raise if the journal's disk is full; `where` names the file or folder."""
     return StoreUnavailable(
-        f"no space left for the journal {where} ({reason}): free space there, or lower engine.journal.max_bytes"
+        f"no space left for the journal {where} ({reason}): "
+        "free space there, or lower engine.journal.max_bytes"
     )
 
 

@@ -127,7 +127,7 @@ class SegmentWriter:
         if not batch.num_rows:
             return
         with self._aborting():
-            for piece in _pieces(batch):
+            for piece in _split(batch):
                 self._waiting.append(piece)
                 self._waiting_bytes += piece.nbytes
                 if self._waiting_bytes >= ROW_GROUP_BYTES:
@@ -147,7 +147,7 @@ class SegmentWriter:
                 raise ValueError(f"segment {self._segment} has no rows")
             if self._waiting:
                 self._write_row_group()
-            self._settle()
+            self._await_row_group()
             self._parquet.close()
             self._file.commit()
         return WrittenSegment(
@@ -170,13 +170,13 @@ class SegmentWriter:
         self._waiting.clear()
         # An error of the row group that is being written does not matter any more.
         with contextlib.suppress(Exception):
-            self._settle()
+            self._await_row_group()
         self._file.discard()
         with contextlib.suppress(pa.ArrowException, OSError):
             self._parquet.close()
 
     def _write_row_group(self) -> None:
-        self._settle()
+        self._await_row_group()
         # One dictionary per row group: if it changed within a group, Parquet would write plain
         # pages.
         rows = pa.Table.from_batches(self._waiting, PROCESSED).unify_dictionaries()
@@ -196,7 +196,7 @@ class SegmentWriter:
         finally:
             hashed.result()
 
-    def _settle(self) -> None:
+    def _await_row_group(self) -> None:
         """Wait until the current row group is written; raise its error, if any."""
         encoding, self._encoding = self._encoding, None
         if encoding is not None:
@@ -211,7 +211,7 @@ class SegmentWriter:
             raise
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split a batch so that no part is much larger than a row group."""
     parts = -(-batch.nbytes // ROW_GROUP_BYTES)
     rows = -(-batch.num_rows // parts)

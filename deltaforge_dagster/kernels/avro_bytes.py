@@ -1,9 +1,9 @@
-"""Build records in Avro's binary encoding for whole batches (Apache Avro Specification, "Binary Encoding").
+"""Build records in Avro's binary encoding for whole batches.
 
-A record is its fields one after another, without names or separators. So the bytes of a row are a
-sequence of pieces, as in `message_text`: constants, and the values of one column, each written for
-all rows of a block at a time. `encode` measures the pieces of every row, and then writes each row
-to its place.
+The encoding (Apache Avro Specification, "Binary Encoding") of a record is its fields one after
+another, without names or separators. So the bytes of a row are a sequence of pieces, as in
+`message_text`: constants, and the values of one column, each written for all rows of a block at a
+time. `encode` measures the pieces of every row, and then writes each row to its place.
 
 A value that is null is replaced by other bytes: in a union of null and one other type, `before` is
 the number of the type and `otherwise` that of null (`UNION` and `NULL` below).
@@ -94,7 +94,7 @@ class FixedPiece:
 
 @dataclass(frozen=True, slots=True)
 class DecimalPiece:
-    """The unscaled value of a decimal per row, as Arrow has it: 16 bytes, the least significant first."""
+    """The unscaled value of a decimal per row, as in Arrow: 16 bytes, little-endian."""
 
     data: Bytes
     valid: Mask | None = None
@@ -147,7 +147,7 @@ def encode(rows: int, pieces: Sequence[Piece]) -> EncodedColumn:
     Raises:
         UnsupportedEvent: They need more than 2 GiB.
     """
-    parts, last = _melted(pieces)
+    parts, last = _merged(pieces)
     sizes = np.full(rows, len(last), np.int64)
     for part in parts:
         part.measure(sizes)
@@ -177,7 +177,7 @@ class _PieceKernels:
     write: Callable[[int, int, Bytes, Longs], None]
 
 
-def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
+def _merged(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
     """Merge constants into the pieces that follow them; return those, and the last constant."""
     parts = []
     constant = b""
@@ -187,12 +187,12 @@ def _melted(pieces: Sequence[Piece]) -> tuple[list[_PieceKernels], Bytes]:
         elif piece.valid is not None and not piece.valid.any():
             constant += piece.otherwise
         else:
-            parts.append(_part(piece, constant + piece.before, constant + piece.otherwise))
+            parts.append(_piece_kernels(piece, constant + piece.before, constant + piece.otherwise))
             constant = b""
     return parts, read_only(constant)
 
 
-def _part(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
+def _piece_kernels(piece: _Varying, before: bytes, otherwise: bytes) -> _PieceKernels:
     valid = _NO_MASK if piece.valid is None else _frozen(piece.valid)
     sizes: tuple[Any, ...] = (valid, len(before), len(otherwise))
     texts: tuple[Any, ...] = (valid, read_only(before), read_only(otherwise))

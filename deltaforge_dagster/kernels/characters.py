@@ -1,4 +1,7 @@
-"""ASCII codes by name, for kernels, which work on bytes; Numba compiles a module's integers as constants."""
+"""ASCII codes by name, for kernels, which work on bytes.
+
+Numba compiles a module's integers as constants.
+"""
 
 from __future__ import annotations
 

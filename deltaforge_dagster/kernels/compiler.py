@@ -23,8 +23,8 @@ from numba.extending import lower_builtin, overload, type_callable
 from deltaforge_dagster.folders import user_cache
 from deltaforge_dagster.kernels import runtime
 
-_UNCOUNTED: Any = {"_nrt": False}
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True} | _UNCOUNTED
+_WITHOUT_REFCOUNTS: Any = {"_nrt": False}
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True} | _WITHOUT_REFCOUNTS
 
 _IMPORT = re.compile(
     rb"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\([^)]*\)|.*))?", re.MULTILINE
@@ -32,7 +32,7 @@ _IMPORT = re.compile(
 
 
 def compiled_from(package: Path) -> dict[str, bytes]:
-    """Return the modules of a package that have kernels, and all that these import from it, with their sources."""
+    """Return the sources of a package's modules with kernels, and of what these import from it."""
     texts = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
@@ -55,7 +55,10 @@ def compiled_from(package: Path) -> dict[str, bytes]:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return the folder for machine code compiled from exactly these sources; created when the first kernel is compiled."""
+    """Return the folder for machine code compiled from exactly these sources.
+
+    The folder is created when the first kernel is compiled.
+    """
     digest = hashlib.sha256()
     for name, text in sorted(compiled_from(Path(__file__).parents[1]).items()):
         digest.update(f"{name} {len(text)} ".encode() + text)
@@ -67,7 +70,7 @@ numba.config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]  # se
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel's dispatcher, which compiles the function for each combination of argument types."""
+    """Return a kernel's dispatcher, which compiles it for each combination of argument types."""
     called: Callable[..., Any] = numba.njit(**_OPTIONS)(function)
     return called
 
@@ -101,7 +104,7 @@ def _copy_natively(context: Any, builder: Any, signature: Any, arguments: Any) -
 
 
 if numba.config.BOUNDSCHECK:  # type: ignore[attr-defined]  # set at import
-    overload(runtime.copy_bytes, jit_options=_UNCOUNTED)(_checked_copy)
+    overload(runtime.copy_bytes, jit_options=_WITHOUT_REFCOUNTS)(_checked_copy)
 else:
     _INT = types.Integer
     type_callable(runtime.copy_bytes)(_type_of_copy)

@@ -38,7 +38,10 @@ _Ints: TypeAlias = npt.NDArray[np.int32]
 
 _MISSING, _FOUND, _ESCAPED = range(3)
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
-"""Used only to find where values end; it does not convert numbers, which may have more digits than `int` accepts."""
+"""Used only to find where values end.
+
+It does not convert numbers, which may have more digits than `int` accepts.
+"""
 
 
 def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArray:
@@ -64,11 +67,11 @@ def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArra
         return texts
     values = texts.to_pylist()
     for row in escaped.tolist():
-        values[row] = _walked(documents[row].as_py(), path)
+        values[row] = _field_text(documents[row].as_py(), path)
     return pa.array(values, pa.string())
 
 
-def _walked(document: str, path: Sequence[str]) -> str | None:
+def _field_text(document: str, path: Sequence[str]) -> str | None:
     """Return a field's text, found with Python's JSON scanner, which handles escapes."""
     start, stop = 0, len(document)
     for name in path:
@@ -83,7 +86,7 @@ def _walked(document: str, path: Sequence[str]) -> str | None:
 
 
 def members(document: str, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the name of each member of the object at `start`, its start, and its value's start and end."""
+    """Yield each member of the object at `start`: name, start, and its value's start and end."""
     at = _token(document, start + 1)
     while document[at] != "}":
         name, end = _DECODER.raw_decode(document, at)
@@ -110,7 +113,7 @@ def blank(byte: int) -> bool:
 
 @kernel
 def string_end(source: Bytes, at: int, end: int) -> int:
-    """Return the position after the string whose opening quote is at `at`; `end` if it is not closed."""
+    """Return the position after the string that opens at `at`; `end` if it is not closed."""
     at += 1
     # Advancing by `2 if byte == BACKSLASH else 1` would take three times as long.
     while at < end:

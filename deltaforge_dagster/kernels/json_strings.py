@@ -1,4 +1,4 @@
-r"""Kernels that read the strings in JSON text: their characters without escapes, and bytes in Base64.
+r"""Kernels that read strings in JSON text: characters without escapes, and bytes in Base64.
 
 A character is a code point, however it is written: a surrogate pair of two `\u` escapes counts
 once.
@@ -53,7 +53,7 @@ def character_end(source: Bytes, at: int, end: int) -> int:
 
 @kernel
 def write_plain(source: Bytes, at: int, end: int, out: Bytes, out_at: int) -> int:
-    """Write the characters of a JSON string in UTF-8, unescaped; never more bytes than the input."""
+    """Write a JSON string's characters in UTF-8, unescaped; never more bytes than the input."""
     while at < end:
         if source[at] != BACKSLASH:
             out[out_at] = source[at]

@@ -64,7 +64,7 @@ STRING, INTEGER, FLOAT, BOOLEAN, JSON, BYTEA, TIMESTAMP = range(7)
 """Kinds of scalar texts."""
 
 MAX_DEPTH = 1 << 16
-"""The deepest nesting of a JSON document, and the size of the `stack` that `write_document` needs."""
+"""The deepest nesting of a JSON document, and the size of `write_document`'s `stack`."""
 
 ESCAPES = np.zeros(256, np.uint8)
 """For each byte that must be escaped, the letter after the backslash; 0 for all others."""
@@ -97,7 +97,10 @@ UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
 """Written in place of a value that the log does not contain."""
 
 STRING_GROWTH = 6
-"""The most bytes of a JSON string per byte of input (a control character), apart from two quotes."""
+"""The most bytes of a JSON string per byte of input, apart from two quotes.
+
+A control character takes that many.
+"""
 OVERHEAD = 32
 """Room in bytes that any value needs in addition to its text: quotes, `{"_base64":""}`, `null`."""
 
@@ -220,7 +223,7 @@ def write_integer(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 @kernel
 def write_float(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write a floating point number unchanged, or NaN and the infinities as strings; at most n + 2 bytes."""
+    """Write a floating point number: unchanged, or a string if not finite; at most n + 2 bytes."""
     if _number_end(source, start, end) == end:
         return copy(source, start, end, out, at)
     first = start + 1 if start < end and source[start] == MINUS else start
@@ -240,7 +243,7 @@ def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 @kernel
 def write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
-    """Write the highest `count` bytes (1 to 3) of the 24 bits of `group` as four characters of Base64."""
+    """Write the highest `count` bytes (1 to 3) of a 24-bit `group` as four Base64 characters."""
     out[at] = BASE64[(group >> 18) & 63]
     out[at + 1] = BASE64[(group >> 12) & 63]
     out[at + 2] = BASE64[(group >> 6) & 63] if count > 1 else EQUALS
@@ -321,7 +324,10 @@ def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
 
 @kernel
 def _follows(source: Bytes, start: int, end: int, form: Bytes) -> bool:
-    """Return whether the text at `start` matches `form`: any digit for each zero, every other byte literally."""
+    """Return whether the text at `start` matches `form`.
+
+    A zero in `form` stands for any digit, every other byte for itself.
+    """
     if end - start < form.size:
         return False
     for i in range(form.size):
@@ -413,7 +419,7 @@ def _string_end(source: Bytes, start: int, end: int) -> int:
 
 @kernel
 def _scalar_end(source: Bytes, start: int, end: int) -> int:
-    """Return the offset after the JSON string, number, true, false or null at `start`, or `INVALID`."""
+    """Return the offset after the JSON scalar (no object or array) at `start`, or `INVALID`."""
     byte = source[start]
     if byte == QUOTE:
         return _string_end(source, start, end)
@@ -427,7 +433,7 @@ def _scalar_end(source: Bytes, start: int, end: int) -> int:
 
 
 _VALUE, _VALUE_OR_END, _KEY, _KEY_OR_END, _BEFORE_VALUE, _AFTER = range(6)
-"""States of the parser, by what may come next; `_AFTER` means a comma or the end of the container."""
+"""States of the parser, by what may come next; `_AFTER`: a comma or the container's end."""
 
 
 @kernel

@@ -111,7 +111,10 @@ def values_of(column: pa.Array[Any]) -> Values | None:
 
 
 def layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
-    """Return the offsets and bytes of a column (Arrow Columnar Format, "Variable-size Binary Layout")."""
+    """Return the offsets and bytes of a column.
+
+    See Arrow Columnar Format, "Variable-size Binary Layout".
+    """
     _, ends, data = texts.buffers()
     bounds = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
     bounds = bounds[texts.offset : texts.offset + len(texts) + 1]
@@ -143,22 +146,22 @@ def decimals(column: pa.Array[Any], divisor: int = 1) -> Values | None:
         return constant(str(int(numbers[0]) // divisor))
     if divisor != 1:
         numbers = numbers // divisor
-    return _written(_write_decimals, numbers, _DECIMAL, valid)
+    return _formatted(_write_decimals, numbers, _DECIMAL, valid)
 
 
 def lsns(column: pa.Array[Any]) -> Values | None:
     """Return an int64 column as PostgreSQL LSNs, `0/016B6C50`; None if all rows are null."""
     numbers, valid = _numbers(column)
-    return None if numbers is None else _written(_write_lsns, numbers, _LSN, valid)
+    return None if numbers is None else _formatted(_write_lsns, numbers, _LSN, valid)
 
 
 def times(column: pa.Array[Any]) -> Values | None:
-    """Return microseconds since 1970 as `2025-01-02T03:04:05.006Z` (RFC 3339), truncated to milliseconds.
+    """Return microseconds since 1970 as `2025-01-02T03:04:05.006Z` (RFC 3339).
 
-    None if all rows are null.
+    They are truncated to milliseconds. None if all rows are null.
     """
     numbers, valid = _numbers(column)
-    return None if numbers is None else _written(_write_times, numbers, _TIME, valid)
+    return None if numbers is None else _formatted(_write_times, numbers, _TIME, valid)
 
 
 def _numbers(column: pa.Array[Any]) -> tuple[Longs | None, Mask]:
@@ -172,7 +175,7 @@ def _numbers(column: pa.Array[Any]) -> tuple[Longs | None, Mask]:
     return column.to_numpy(), _NO_MASK.copy()
 
 
-def _written(write: Any, numbers: Longs, width: int, valid: Mask) -> Values:
+def _formatted(write: Any, numbers: Longs, width: int, valid: Mask) -> Values:
     data = np.empty(len(numbers) * width, np.uint8)
     starts = np.arange(0, len(data), width, dtype=np.int32)
     stops = np.empty(len(numbers), np.int32)
@@ -186,7 +189,7 @@ def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
     Raises:
         UnsupportedEvent: The texts need more than 2 GiB.
     """
-    parts, last = _melted(pieces)
+    parts, last = _merged(pieces)
     sizes = np.full(rows, len(last), np.int64)
     for before, values, after, otherwise in parts:
         _measure(values.starts, values.stops, values.valid, len(before) + len(after),
@@ -219,8 +222,8 @@ def row_ends(sizes: Longs) -> Longs:
     return ends
 
 
-def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
-    """Merge constant pieces; return the varying pieces with the text before them, and the last constant."""
+def _merged(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
+    """Merge constants; return each varying piece with the text before it, and the last constant."""
     parts = []
     text = b""
     for piece in pieces:
@@ -250,7 +253,7 @@ for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
 
 @kernel
 def _gather(source: Bytes, starts: _Ints | Longs, ends: _Ints, out: Bytes) -> None:
-    """Write the texts that begin at `starts` one after another; `ends` are their bounds in `out`."""
+    """Write the texts at `starts` one after another; `ends` are their bounds in `out`."""
     for row in range(len(starts)):
         at, out_at = int(starts[row]), int(ends[row])
         copy(source, at, at + int(ends[row + 1]) - out_at, out, out_at)
@@ -379,25 +382,25 @@ def _write_times(micros: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
         width = 4
         while year >= 10**width:
             width += 1
-        at = _padded(out, at, year, width)
+        at = _write_padded(out, at, year, width)
         out[at] = 45  # -
-        at = _padded(out, at + 1, month, 2)
+        at = _write_padded(out, at + 1, month, 2)
         out[at] = 45
-        at = _padded(out, at + 1, day + 1, 2)
+        at = _write_padded(out, at + 1, day + 1, 2)
         out[at] = 84  # T
-        at = _padded(out, at + 1, millis // 3_600_000, 2)
+        at = _write_padded(out, at + 1, millis // 3_600_000, 2)
         out[at] = 58  # :
-        at = _padded(out, at + 1, millis // 60_000 % 60, 2)
+        at = _write_padded(out, at + 1, millis // 60_000 % 60, 2)
         out[at] = 58
-        at = _padded(out, at + 1, millis // 1000 % 60, 2)
+        at = _write_padded(out, at + 1, millis // 1000 % 60, 2)
         out[at] = 46  # .
-        at = _padded(out, at + 1, millis % 1000, 3)
+        at = _write_padded(out, at + 1, millis % 1000, 3)
         out[at] = 90  # Z
         stops[row] = at + 1
 
 
 @kernel
-def _padded(out: Bytes, at: int, number: int, width: int) -> int:
+def _write_padded(out: Bytes, at: int, number: int, width: int) -> int:
     """Write a number with leading zeros; return the position after it."""
     for position in range(at + width - 1, at - 1, -1):
         out[position] = 48 + number % 10

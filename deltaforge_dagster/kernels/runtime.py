@@ -79,7 +79,7 @@ class Kernel:
         """Numba's function; the plain one with `NUMBA_DISABLE_JIT=1`."""
         with _lock:
             if self._compiled is None:
-                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the module's docstring
+                from deltaforge_dagster.kernels import compiler  # noqa: PLC0415 - see the docstring
 
                 self._compiled = compiler.compiled(self._function)
             return self._compiled
@@ -96,7 +96,10 @@ def kernel(function: _Function) -> _Function:
 
 
 def copy_bytes(out: Bytes, at: np.int64, source: Bytes, start: np.int64, size: np.int64) -> None:
-    """Write `source[start:start + size]` to `out[at:]`; compiled, it is the C library's memcpy (`compiler`)."""
+    """Write `source[start:start + size]` to `out[at:]`.
+
+    Compiled, it is the C library's memcpy (`compiler`).
+    """
     out[at : at + size] = source[start : start + size]
 
 

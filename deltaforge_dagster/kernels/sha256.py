@@ -22,7 +22,10 @@ _STATE = 64  # index of the hash state in `words`, after the message schedule
 
 
 def _first_bits(roots: int, count: int) -> list[int]:
-    """Return the first 32 bits of the fractional parts of the square (2) or cube (3) roots of the first primes."""
+    """Return the first 32 fractional bits of the roots of the first primes.
+
+    `roots` is 2 for square roots and 3 for cube roots.
+    """
     primes: list[int] = []
     number = 2
     while len(primes) < count:

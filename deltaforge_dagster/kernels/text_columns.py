@@ -45,7 +45,9 @@ class TextColumns(NamedTuple):
 
 
 def text_columns(columns: Mapping[str, pa.Array[Any]]) -> TextColumns:
-    """Return the buffers of message columns in the given order; `key` and `headers` must be included.
+    """Return the buffers of message columns in the given order.
+
+    `key` and `headers` must be included.
 
     Raises:
         SinkRejected: A text is null in a column that must not have nulls.

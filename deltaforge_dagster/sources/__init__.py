@@ -1,6 +1,7 @@
-"""Sources: one package per database, all behind `base`; `registry` finds the kinds, ours and those of other packages.
+"""Sources: one package per database, all behind `base`.
 
-What sources share, in the order in which a change meets it:
+`registry` finds the kinds, ours and those of other packages. What sources share, in the order in
+which a change meets it:
 
 - `stream`: the socket and the read buffer of a log;
 - `rows`: columns and images of rows, column rules, event ids;

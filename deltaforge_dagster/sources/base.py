@@ -27,12 +27,13 @@ from deltaforge_dagster.tables import (
 
 
 class SchemaRegistry(Protocol):
-    """Where a source registers each table version that it meets, with the position from which it applies."""
+    """Where a source registers each table version, with the position from which it applies."""
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return the stamp of `table`: that of an earlier version with the same form and columns, or a new one.
+        """Return the stamp of `table`.
 
-        The version is durable when this returns.
+        It is that of an earlier version with the same form and columns, or a new one. The version
+        is durable when this returns.
 
         Raises:
             LeaseLost: The run that reads no longer holds the pipeline's lease.
@@ -71,7 +72,7 @@ class SourceNotes(SchemaRegistry, Protocol):
         ...
 
     def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
-        """Record what a statement does to the columns of a table, for a log that has columns by name only.
+        """Record what a statement does to a table's columns, for a log with columns by name only.
 
         The record is durable when this returns, and applies to the version of the table that is
         registered next. Earlier records for later positions are deleted.
@@ -137,7 +138,10 @@ class HeldEvent:
 
 
 def pack_held(head: Mapping[str, Any], rest: bytes) -> bytes:
-    """Return `HeldEvent.data`: the length of a JSON head (8 bytes, little-endian), the head, and `rest`."""
+    """Return `HeldEvent.data`: the length of a JSON head, the head, and `rest`.
+
+    The length has 8 bytes and is little-endian.
+    """
     encoded = json.dumps(head, ensure_ascii=False).encode()
     return len(encoded).to_bytes(8, "little") + encoded + rest
 
@@ -171,7 +175,10 @@ class ChangeBatch:
     held: tuple[HeldEvent, ...] = ()
 
     def split(self, max_events: int) -> Iterator[ChangeBatch]:
-        """Yield the changes in batches of at most `max_events` rows; a segment may end only after the last."""
+        """Yield the changes in batches of at most `max_events` rows.
+
+        A segment may end only after the last batch.
+        """
         rows = self.rows
         if rows is None or rows.num_rows <= max_events:
             yield self
@@ -186,7 +193,10 @@ class ChangeBatch:
 
 
 class LogSection(Protocol):
-    """A part of the log that consists of whole transactions and can be decoded by itself; picklable."""
+    """A part of the log that consists of whole transactions and can be decoded by itself.
+
+    Picklable.
+    """
 
     @property
     def start(self) -> Position:
@@ -206,7 +216,7 @@ class LogSection(Protocol):
 
 @runtime_checkable
 class AwaitableStart(Protocol):
-    """A source whose start may have to wait for others on its server, such as for open transactions."""
+    """A source whose start may wait for others on its server, such as for open transactions."""
 
     def await_start(self, at: Position | None = None, *, waits: Callable[[str], None]) -> Position:
         """Do what `Source.ensure_start` does, however long it takes.
@@ -229,7 +239,11 @@ class Source(Protocol):
     """
 
     def head(self) -> Position:
-        """Return the newest position of the log; raise `SourceUnavailable` if that takes over 2 seconds."""
+        """Return the newest position of the log.
+
+        Raises:
+            SourceUnavailable: This takes over 2 seconds.
+        """
         ...
 
     def ensure_start(self, at: Position | None = None) -> Position:
@@ -251,9 +265,10 @@ class Source(Protocol):
         ...
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Drop what the server keeps for this pipeline but can no longer be read from, such as a lost slot.
+        """Drop what the server keeps for this pipeline but can no longer be read from.
 
-        `ensure_start` recreates it. Whatever is still usable is kept. Takes at most 5 seconds.
+        An example is a lost slot. `ensure_start` recreates what is dropped. Whatever is still
+        usable is kept. Takes at most 5 seconds.
 
         Args:
             dry_run: Drop nothing, only report.
@@ -276,9 +291,10 @@ class Source(Protocol):
         ...
 
     def has_changes(self, after: Position) -> bool:
-        """Return whether it is worth starting a run that reads from `after`; called while no run reads.
+        """Return whether it is worth starting a run that reads from `after`.
 
-        Also true if finding out takes too long, or if the run would have to skip much log.
+        Called while no run reads. Also true if finding out takes too long, or if the run would have
+        to skip much log.
         """
         ...
 
@@ -357,7 +373,10 @@ class Source(Protocol):
         ...
 
     def database(self) -> str | None:
-        """Return the one database that contains every table, without connecting; None if full names include it."""
+        """Return the one database that contains every table; None if full names include it.
+
+        Does not connect.
+        """
         ...
 
     def details(self, table: str) -> TableDetails:
@@ -403,7 +422,7 @@ class Source(Protocol):
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of one table; yield the changes that `read` would have yielded.
 
         Args:
             events: `HeldEvent.data` of each event, in log order.
@@ -434,7 +453,7 @@ class IdentifyingSource(Source, Protocol):
     """A source that can list the tables in its log, and tell tables of the same name apart."""
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
-        """Return the tables that the pipeline captures and whose changes are in the log from now on, by full name.
+        """Return the captured tables whose changes are in the log from now on, by full name.
 
         One query, at most 5 seconds.
 
@@ -446,7 +465,10 @@ class IdentifyingSource(Source, Protocol):
 
 @runtime_checkable
 class WatchableSource(Source, Protocol):
-    """A source that can say at next to no cost, several times a second, whether its log may have grown."""
+    """A source that can say at next to no cost whether its log may have grown.
+
+    It can be asked several times a second.
+    """
 
     def log_ends(self, seconds: float) -> Generator[object]:
         """Yield the current end of the log each time the generator is advanced.
@@ -511,7 +533,7 @@ class RemovableSource(Source, Protocol):
     """A source for which the server keeps something, such as log, that grows while nobody reads."""
 
     def remove(self, *, spared: Collection[str], dry_run: bool) -> list[str]:
-        """Drop everything that the server keeps for this pipeline; the pipeline cannot continue afterwards.
+        """Drop all that the server keeps for this pipeline, which cannot continue afterwards.
 
         Objects that somebody else created are kept. Takes at most 5 seconds.
 
@@ -531,7 +553,7 @@ class RemovableSource(Source, Protocol):
 
 @runtime_checkable
 class SectionedSource(Source, Protocol):
-    """A source whose log can be read by several readers at the same time, in sections; picklable."""
+    """A source whose log several readers can read at the same time, in sections; picklable."""
 
     def behind(self, position: Position) -> int:
         """Return how many bytes of log there are after a position; 0 if unknown."""
@@ -571,7 +593,9 @@ class SectionedSource(Source, Protocol):
     def read_section(
         self, section: LogSection, limits: ReadLimits, reader: int
     ) -> Iterator[ChangeBatch]:
-        """Yield exactly the changes that `read` yields for the section; the last batch has the section's end.
+        """Yield exactly the changes that `read` yields for the section.
+
+        The last batch has the section's end.
 
         Args:
             section: A section that `plan_sections` yielded, in this or another process.

@@ -1,9 +1,9 @@
-"""Findings: what an inspection of a source or sink found, one line each, with the statement that fixes it.
+"""Findings: what an inspection of a source or sink found, one line each.
 
-`deltaforge check` shows all of them; the Dagster check `preflight` shows those of the source after
-each run. A finding is an `error` if changes cannot be captured or delivered, or are about to be
-lost; a `warning` if somebody should act soon; a `note` if everything works, but perhaps not as
-expected.
+A finding has the statement that fixes it. `deltaforge check` shows all of them; the Dagster check
+`preflight` shows those of the source after each run. A finding is an `error` if changes cannot be
+captured or delivered, or are about to be lost; a `warning` if somebody should act soon; a `note` if
+everything works, but perhaps not as expected.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def absent_tables(names: Sequence[str]) -> Finding:
     return Finding(
         "tables",
         "error",
-        f"not captured, because no such table is there: {listed(names)}; if it has another name or schema now, "
+        f"not captured, because no such table is there: {listed(names)}; "
+        "if it has another name or schema now, "
         "write that to source.config.tables, else take it out there",
     )

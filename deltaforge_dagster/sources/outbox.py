@@ -1,4 +1,4 @@
-"""Outboxes: messages that applications write in the same transaction as their changes, to be published.
+"""Outboxes: messages to publish that applications write in the transactions of their changes.
 
 A source gives every change of an outbox the schema `__outbox`, by which the `outbox` processor
 recognizes it. In MySQL an outbox is a table; in PostgreSQL it is a prefix of logical messages.

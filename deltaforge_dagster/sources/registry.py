@@ -136,7 +136,7 @@ class SourceType(ABC, Generic[_Config]):
 
     @abstractmethod
     def position(self, fields: Mapping[str, Any]) -> Position | None:
-        """Parse a position of this kind from the JSON object that its `to_json` wrote; return None for another kind's.
+        """Parse the JSON object that a position's `to_json` wrote; return None for another kind's.
 
         The state store does not record the kind of a position, so every kind is asked, the built-in
         ones last. A kind must recognize its positions by a field that no other kind uses, such as
@@ -147,18 +147,18 @@ class SourceType(ABC, Generic[_Config]):
         """
 
     def position_fields(self, config: _Config) -> tuple[PositionField, ...]:  # noqa: ARG002
-        """Return the fields of the event's `source` block that say where in the log a change is, in order."""
+        """Return the fields, in order, of an event's `source` block that locate it in the log."""
         return ()
 
     def read_view(self, fields: Mapping[str, Any]) -> ReadView | None:  # noqa: ARG002
-        """Parse a read view of this kind from the JSON object that its `to_json` wrote; return None for another kind's.
+        """Parse the JSON object that a read view's `to_json` wrote; return None for another kind's.
 
         Only kinds with snapshots implement it. Kinds are recognized as in `position`.
         """
         return None
 
     def value_type(self, column: Column, options: ValueOptions) -> ValueType:  # noqa: ARG002
-        """Return what the values of a column of a table version are, for destinations whose columns have types.
+        """Return what the values of a table version's column are, for destinations with types.
 
         `options` is `spec.engine.values` of the file. Text holds every value, and is right for
         types that have no other, or of which the version does not say enough.
@@ -166,19 +166,22 @@ class SourceType(ABC, Generic[_Config]):
         return TEXT
 
     def position_at(self, number: int) -> Position | None:  # noqa: ARG002
-        """Return the position for the one number in a chaser file; None if positions of this kind are not numbers."""
+        """Return the position for a chaser file's number; None if positions are not numbers."""
         return None
 
     def position_number(self, position: Position) -> int | None:  # noqa: ARG002
-        """Return a number below 2**64 that grows with positions of one server; None if this one has none."""
+        """Return a number below 2**64 that grows with a server's positions; None if it has none."""
         return None
 
     def imported(self, position: Position) -> Position:
-        """Return where to start for a position imported from DeltaForge, which may be inside a transaction."""
+        """Return where to start for a position imported from DeltaForge.
+
+        Such a position may be inside a transaction.
+        """
         return position
 
     def place(self, file: str | None, pos: int | None) -> str:
-        """Format a place in the log for people, from the columns `file` and `pos` of the change frame."""
+        """Format a place in the log for people from `file` and `pos` of the change frame."""
         return f"{pos}" if file is None else f"{file}:{pos}"
 
     def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
@@ -194,11 +197,17 @@ class SourceType(ABC, Generic[_Config]):
         raise NotAllowed(f"the log of {self.title} cannot be captured again")
 
     def table_variables(self, pattern: str) -> Mapping[str, str]:
-        """Return the template variables that a pattern of `tables` determines; values may contain the wildcards."""
+        """Return the template variables that a pattern of `tables` determines.
+
+        Values may contain the wildcards.
+        """
         return {"source.table": pattern}
 
     def names(self, config: _Config, pipeline: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return the names of what the source creates or uses on the server, such as a slot, by what each is."""
+        """Return the names of what the source creates or uses on the server, by what each is.
+
+        An example is a slot.
+        """
         return {}
 
     def kept_log(self, config: _Config, size: int | None) -> str | None:  # noqa: ARG002
@@ -235,33 +244,36 @@ class SourceType(ABC, Generic[_Config]):
         return []
 
     def dagster_kind(self) -> str:
-        """Return the Dagster kind of the source's assets; Dagster has icons for well-known kinds."""
+        """Return the Dagster kind of the source's assets; Dagster has icons for known kinds."""
         return self.name
 
     def warm(self) -> None:
         """Compile the kernels that read the log, if there are any, or load them from the cache."""
 
     def warm_snapshots(self) -> None:
-        """Compile the kernels that read snapshots, if there are any, or load them from the cache."""
+        """Compile the kernels that read snapshots, if any, or load them from the cache."""
 
 
 def source_types() -> Mapping[str, SourceType[Any]]:
-    """Return the usable kinds of sources by name: the built-in ones, then those of installed packages."""
-    return _found().types
+    """Return the usable kinds by name: built-in ones, then those of installed packages."""
+    return _kinds().types
 
 
 def source_blocks() -> tuple[type[BaseModel], ...]:
-    """Return the models of the source block of a pipeline file (`type` and `config`), one for each kind."""
-    return _found().blocks
+    """Return the models of a pipeline file's source block (`type` and `config`), one per kind."""
+    return _kinds().blocks
 
 
 def broken_source_types() -> Mapping[str, str]:
-    """Return the kinds of installed packages that cannot be used, by name, with a reason that names the package."""
-    return _found().broken
+    """Return the kinds of installed packages that cannot be used, by name.
+
+    Each has a reason that names the package.
+    """
+    return _kinds().broken
 
 
 @functools.cache
-def _found() -> Kinds[SourceType[Any]]:
+def _kinds() -> Kinds[SourceType[Any]]:
     return find_kinds(GROUP, _BUILT_IN, SourceType, SourceBlock, _check)
 
 
@@ -272,11 +284,11 @@ def _check(kind: SourceType[Any]) -> None:
 
 
 def no_chaser() -> str:
-    """Return the error text for a chaser file given to a kind of source whose positions are not single numbers."""
+    """Return the error for a chaser file given to a source whose positions are not numbers."""
     titles = [kind.title for kind in source_types().values() if kind.position_at(0) is not None]
     return (
-        f"a chaser file holds one number, which is a position of {' and '.join(titles)} only (use type "
-        "position)"
+        f"a chaser file holds one number, which is a position of {' and '.join(titles)} only "
+        "(use type position)"
     )
 
 

@@ -114,7 +114,10 @@ class TablePatterns:
         ]
         if not texts or not tables:
             return []
-        text = f"no table matches {listed(texts)} of source.config.tables, which may be meant for later ones"
+        text = (
+            f"no table matches {listed(texts)} of source.config.tables, "
+            "which may be meant for later ones"
+        )
         return [Finding("tables", "warning", text)]
 
 

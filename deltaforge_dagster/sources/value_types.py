@@ -1,24 +1,25 @@
-"""The types of values in row images: what a source's type means to a destination that has columns with types.
+"""The types of values in row images: what a source's type means to a typed destination.
 
 Row images are JSON text. The kind of source decides how the values of a column are written in it,
 and describes that with a `ValueType` for each column (`SourceType.value_type`). `typed_rows` makes
 Arrow columns of the images. Users declare types by name (`parse_value_type`):
 
-=============================================  ===========================================================
+=============================================  =====================================================
 name                                           values
-=============================================  ===========================================================
+=============================================  =====================================================
 `boolean`                                      true and false
 `int8`, `int16`, `int32`, `int64`              signed integers of that many bits
 `uint8`, `uint16`, `uint32`, `uint64`          unsigned integers of that many bits
 `float32`, `float64`                           numbers of IEEE 754
 `decimal(P,S)`                                 at most P digits, S of them decimals; P is at most 38
-`text`                                         any value: the characters of a string, or else its JSON text
+`text`                                         any value: the characters of a string, or else its
+                                               JSON text
 `json`                                         any value, as its JSON text
 `binary`, `geometry`                           bytes; geometries in WKB
 `uuid`                                         UUIDs
 `date`, `time`, `timestamp`, `timestamptz`     dates and times; `timestamptz` is a moment in UTC
 `list<T>`                                      arrays of T
-=============================================  ===========================================================
+=============================================  =====================================================
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MAX_DIGITS = 38
 """Digits of the largest decimals that destinations have."""
 
 Kind = Literal[
-    "boolean", "integer", "float", "decimal", "text", "json", "binary", "geometry", "uuid", "date", "time",
-    "timestamp", "list",
+    "boolean", "integer", "float", "decimal", "text", "json", "binary", "geometry", "uuid",
+    "date", "time", "timestamp", "list",
 ]  # fmt: skip
 
 Form = Literal["plain", "text", "micros", "srid", "hex", "finite"]
@@ -89,13 +90,16 @@ DATE, TIME = ValueType("date"), ValueType("time")
 TIMESTAMP, TIMESTAMPTZ = ValueType("timestamp"), ValueType("timestamp", zone=True)
 FLOAT32, FLOAT64 = ValueType("float", 32), ValueType("float", 64)
 INT8, INT16, INT32, INT64 = (ValueType("integer", bits) for bits in (8, 16, 32, 64))
-UINT8, UINT16, UINT32, UINT64 = (ValueType("integer", bits, signed=False) for bits in (8, 16, 32, 64))  # fmt: skip
+UINT8, UINT16, UINT32, UINT64 = (
+    ValueType("integer", bits, signed=False) for bits in (8, 16, 32, 64)
+)
 GEOMETRY = ValueType("geometry", form="hex")
 
 _NAMED = {
     value_type.name: value_type
     for value_type in (
-        BOOLEAN, TEXT, JSON, BINARY, UUID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, FLOAT32, FLOAT64, GEOMETRY,
+        BOOLEAN, TEXT, JSON, BINARY, UUID, DATE, TIME, TIMESTAMP, TIMESTAMPTZ,
+        FLOAT32, FLOAT64, GEOMETRY,
         INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64,
     )
 }  # fmt: skip

@@ -1,4 +1,7 @@
-"""Contract tests for authors of sinks (`sinks`) and sources (`sources`), which every sink and source must pass. They need pytest."""
+"""Contract tests, for authors, that every sink (`sinks`) and source (`sources`) must pass.
+
+They need pytest.
+"""
 
 import pytest
 

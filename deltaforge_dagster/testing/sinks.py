@@ -1,6 +1,6 @@
-"""Contract tests of sinks: what every sink that gets messages promises a deliverer, as test classes to subclass.
+"""Contract tests of sinks, as test classes to subclass.
 
-::
+They test what every sink that gets messages promises a deliverer::
 
     class TestCsv(SinkContract):
         @pytest.fixture
@@ -47,9 +47,10 @@ def messages(
     replay: str | None = None,
     origin: Origin | None = None,
 ) -> SinkBatch:
-    """Return a batch with a message for each (destination, value); `each` consecutive ones belong to one change.
+    """Return a batch with a message for each (destination, value).
 
-    Every third ordinal is missing, as if the sink's filter had removed that change.
+    `each` consecutive messages belong to one change. Every third ordinal is missing, as if the
+    sink's filter had removed that change.
     """
     columns = [
         {
@@ -72,7 +73,7 @@ def allow() -> None:
 
 
 def refuse_from(call: int, error: Exception) -> tuple[Callable[[], None], list[int]]:
-    """Return a guard that raises from its `call`-th call on, and a list with one entry for each call."""
+    """Return a guard that raises from its `call`-th call on, and a list with an entry per call."""
     calls: list[int] = []
 
     def guard() -> None:
@@ -145,7 +146,7 @@ class SinkContract:
         assert subject.delivered("a") == []
 
     def test_guard_refuses_on_the_way(self, subject: Subject) -> None:
-        """The guard is called more than once for a large batch; nothing is sent after the call that raised."""
+        """The guard is called repeatedly for a large batch; nothing is sent once it has raised."""
         values = numbered(20_000, size=1000)
         guard, calls = refuse_from(2, LeaseLost("gone"))
 
@@ -194,7 +195,7 @@ class SinkContract:
         assert subject.delivered("a") == []
 
     def test_close_during_a_send(self, subject: Subject) -> None:
-        """Closing while another thread sends ends the send: a prefix has arrived, and nothing follows."""
+        """Closing ends a send by another thread: a prefix has arrived, and nothing follows."""
         values = numbered(20_000, size=1000)
         batch = messages(subject.rows(values))
         sending = threading.Event()
@@ -242,7 +243,10 @@ class SinkContract:
 
 
 class ExactlyOnceContract:
-    """What a sink that stores its own position promises in addition; needs a fixture `exact`, like `subject`."""
+    """What a sink that stores its own position promises in addition.
+
+    The tests need a fixture `exact`, like `subject`.
+    """
 
     def test_position_is_that_of_the_last_message(self, exact: Subject) -> None:
         """Reopening the sink returns the origin and place of the last message that arrived."""
@@ -258,7 +262,7 @@ class ExactlyOnceContract:
         assert second.position_at(0).event_id == "e7000"
 
     def test_parts_that_are_sent_at_once(self, exact: Subject) -> None:
-        """A sink that takes parts sends the earlier ones before the last one; others get them one by one."""
+        """A sink that takes parts sends earlier ones before the last; others get one by one."""
         values = numbered(30)
         rows = exact.rows(values)
         batches = [messages(rows[n : n + 10], first=n, origin=ORIGIN) for n in range(0, 30, 10)]
@@ -274,7 +278,7 @@ class ExactlyOnceContract:
         assert exact.sink.position() == last.position_at(9)
 
     def test_a_replay_leaves_the_position(self, exact: Subject) -> None:
-        """A replay, even beside a live sender, moves no position and does not stop the live sender."""
+        """A replay, even beside a live sender, moves no position and does not stop that sender."""
         live = messages(exact.rows(numbered(3)), origin=ORIGIN)
         more = messages(exact.rows(numbered(3)), first=3, origin=ORIGIN)
         other = exact.another()
@@ -292,7 +296,7 @@ class ExactlyOnceContract:
         assert len(exact.replayed("a")) == 9002
 
     def test_another_sender_is_noticed(self, exact: Subject) -> None:
-        """After another sender has moved the position, a sender stores nothing until it has read the position again."""
+        """If another sender has moved the position, a sender stores nothing until it rereads it."""
         stalled = exact.another()
         stalled.open()
         assert (stalled.position(), exact.sink.position()) == (None, None)
@@ -313,7 +317,7 @@ class ExactlyOnceContract:
             exact.sink.send(messages(exact.rows(numbered(3)), first=3, origin=ORIGIN), allow)
 
     def test_position_says_which_prefix_arrived(self, exact: Subject) -> None:
-        """If a send stops midway, the position is that of the last change that arrived completely."""
+        """If a send stops midway, the position is that of the last change that arrived in full."""
         values = numbered(20_000, size=1000)
         batch = messages(exact.rows(values), each=4, origin=ORIGIN)
         with pytest.raises(LeaseLost):

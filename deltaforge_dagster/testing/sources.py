@@ -197,7 +197,7 @@ def read_into(taken: Taken, reading: Iterator[ChangeBatch]) -> None:
 
 
 def whole(count: int) -> Callable[[Taken], bool]:
-    """Return a condition for `take`: at least `count` rows were read, and no transaction is open."""
+    """Return a condition for `take`: at least `count` rows are read, no transaction is open."""
     return lambda taken: len(taken.rows) >= count and taken.batches[-1].end is not None
 
 
@@ -208,7 +208,9 @@ def inserts(table: str, *ids: int) -> list[tuple[object, object, object]]:
 
 def insert(table: str, *ids: int) -> str:
     """Return a statement that inserts rows with these ids."""
-    return f"INSERT INTO {table} VALUES " + ", ".join(f"({id_}, '{id_}')" for id_ in ids)  # noqa: S608 - of a test
+    return f"INSERT INTO {table} VALUES " + ", ".join(  # noqa: S608 - of a test
+        f"({id_}, '{id_}')" for id_ in ids
+    )
 
 
 def is_quiet(bench: HasSource, after: Position) -> bool:
@@ -225,7 +227,7 @@ def is_quiet(bench: HasSource, after: Position) -> bool:
     return True
 
 
-def _reading_on(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
+def _read_until(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
     """Keep reading until a condition holds."""
     deadline = time.monotonic() + SECONDS
     while not until():
@@ -276,14 +278,17 @@ class SourceContract:
         assert len({row["tx_id"] for row in taken.rows}) == 2
 
     def test_a_change_after_ensure_start_is_read(self, bench: Bench) -> None:
-        """`ensure_start` fixes the start: everything committed afterwards arrives, even if committed before `read`."""
+        """`ensure_start` fixes the start: every later commit arrives, even one before `read`."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
 
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
 
     def test_ensure_start_can_be_called_again(self, bench: Bench) -> None:
-        """A second call creates nothing, and returns a later start only if the server keeps no log for the source."""
+        """A second call creates nothing.
+
+        It returns a later start only if the server keeps no log for the source.
+        """
         first = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
 
@@ -293,7 +298,7 @@ class SourceContract:
         assert take(bench, first, whole(1)).changes == inserts("orders", 1)
 
     def test_reading_on_neither_repeats_nor_loses(self, bench: Bench) -> None:
-        """Many short streams, each from the end of the previous one, give the same rows as a single stream."""
+        """Many short streams, each from the end of the last, give the same rows as a single one."""
         begin = bench.source().ensure_start()
         for id_ in range(1, 21):
             bench.execute(bench.insert("orders", id_), bench.insert("items", id_))
@@ -374,7 +379,7 @@ class SourceContract:
         assert [len(image["v"]) for image in images] == [12_000_000, 1, 1]
 
     def test_an_idle_source_yields_within_max_wait(self, bench: Bench) -> None:
-        """Without changes the source yields empty batches, so that the reader can check its time limits."""
+        """Without changes the source yields empty batches; so the reader can check time limits."""
         start = bench.source().ensure_start()
         source = bench.source()
         reading = source.read(start, LIMITS, Versions())
@@ -392,7 +397,7 @@ class SourceContract:
         assert sorted(times)[len(times) // 2] < 5
 
     def test_idle_progress_passes_changes_of_others(self, bench: Bench) -> None:
-        """Changes of uncaptured tables advance the position that may be confirmed, and nothing is lost."""
+        """Changes of uncaptured tables advance the confirmable position, and nothing is lost."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("other", 1))
         passed = take(bench, start, lambda taken: taken.end > start)
@@ -418,14 +423,14 @@ class SourceContract:
         while len(taken.rows) < 2:
             add(taken, next(reading))
         if bench.holds_log:
-            _reading_on(reading, lambda: bench.confirmed() == confirmed)
+            _read_until(reading, lambda: bench.confirmed() == confirmed)
         source.close()
 
         assert bench.confirmed() == (confirmed if bench.holds_log else None)
         assert take(bench, confirmed, lambda _: True).rows in ([], taken.rows[1:])
 
     def test_a_cut_connection_is_retryable_and_reading_goes_on(self, bench: Bench) -> None:
-        """The stream ends with `SourceUnavailable`; reading again from the last end loses nothing."""
+        """The stream ends with `SourceUnavailable`; reading on from the last end loses nothing."""
         start = bench.source().ensure_start()
         source = bench.source()
         reading = source.read(start, LIMITS, Versions())
@@ -501,7 +506,7 @@ class SourceContract:
                 pytest.fail("the end of the log does not move")
 
     def test_a_look_finds_a_captured_table_that_is_gone(self, bench: Bench) -> None:
-        """`maintain` finds nothing if all tables are captured, and names a captured table that was renamed."""
+        """`maintain` finds nothing if all tables are captured, and names one that was renamed."""
         start = bench.source().ensure_start()
         assert bench.source().maintain(start) == []
         _only_if(bench.maintained and not bench.appends_only, "`maintain` does not look at tables")
@@ -515,7 +520,7 @@ class SourceContract:
             assert "items" in findings[0].text
 
     def test_a_look_at_lost_log(self, bench: Bench) -> None:
-        """`maintain` reports, as reading would, that the log after the captured position is gone."""
+        """`maintain` reports, like reading, that the log after the captured position is gone."""
         start = bench.source().ensure_start()
         bench.execute(bench.insert("orders", 1))
         bench.forget()

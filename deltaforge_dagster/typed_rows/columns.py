@@ -1,4 +1,4 @@
-"""Arrow columns out of the texts of values: one function per type, with a kernel for its usual forms."""
+"""Arrow columns from the texts of values: a function per type, and kernels for the usual forms."""
 
 from __future__ import annotations
 
@@ -134,21 +134,21 @@ def _uuids(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
 
 
 def _texts(cells: ColumnCells, _type: ValueType) -> pa.Array[Any]:
-    out, ends = _room(cells)
+    out, ends = _text_buffers(cells)
     read_texts(cells.source, cells.starts, cells.stops, cells.status, out, ends)
     return _array(cells, pa.string(), ends, out[: ends[-1]])
 
 
 def _bytes(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
-    out, ends = _room(cells)
+    out, ends = _text_buffers(cells)
     read_bytes(
         cells.source, cells.starts, cells.stops, cells.status, type_.form == "text", out, ends
     )
     return _array(cells, pa.binary(), ends, out[: ends[-1]])
 
 
-def _room(cells: ColumnCells) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """Return memory for texts, which are no longer than they are in JSON, and for where they end."""
+def _text_buffers(cells: ColumnCells) -> tuple[npt.NDArray[np.uint8], Ints]:
+    """Return memory for texts, which are no longer than in JSON, and for where they end."""
     return np.empty(cells.size(), np.uint8), np.zeros(cells.status.size + 1, np.int32)
 
 

@@ -1,6 +1,7 @@
-"""Numbers in forms that the kernels leave: exponents, fractions of integers, numbers in quotes, NaN and infinities.
+"""Numbers in forms that the kernels leave.
 
-They are read exactly, digit by digit, whatever their exponent is.
+These are exponents, fractions of integers, numbers in quotes, NaN and infinities. They are read
+exactly, digit by digit, whatever their exponent is.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def scaled(text: str, precision: int, scale: int) -> int:
 
 
 def _parts(text: str) -> tuple[str, int]:
-    """Return the digits of a number without zeros on either side, with their sign, and the exponent of the last one.
+    """Return a number's signed digits without outer zeros, and the exponent of the last one.
 
     Zero has no digits.
     """

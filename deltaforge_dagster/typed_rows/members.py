@@ -28,7 +28,7 @@ from deltaforge_dagster.kernels.json_text import UNCHANGED, equals
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.typed_rows.cells import ABSENT, NOT_OF_TYPE, NULL, VALUE, Ints
 
-KNOWN, STRANGER, NO_OBJECT, NO_NAME = range(4)
+KNOWN, UNKNOWN_MEMBER, NO_OBJECT, NO_NAME = range(4)
 """What an image is: its members are columns of the table, or one is not; no JSON object; one with a
 member whose name is not Unicode.
 """
@@ -49,7 +49,10 @@ def _is(source: Bytes, start: int, stop: int, names: Bytes, first: int, last: in
 def _find(
     source: Bytes, start: int, stop: int, names: Bytes, name_ends: Longs, expected: int
 ) -> int:
-    """Return which of the names `source[start:stop]` is, the expected one tried first; -1 for none."""
+    """Return which of the names `source[start:stop]` is; -1 for none.
+
+    The expected one is tried first.
+    """
     count = name_ends.size - 1
     for i in range(count):
         column = expected + i
@@ -131,7 +134,7 @@ def locate_members(
             at = value_end(source, value, stop)
             if column < 0:
                 if kinds[row] == KNOWN:
-                    kinds[row] = STRANGER
+                    kinds[row] = UNKNOWN_MEMBER
                     unknown_starts[row], unknown_stops[row] = name, name_end
                 continue
             expected = column + 1

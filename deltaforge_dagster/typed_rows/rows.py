@@ -1,4 +1,4 @@
-"""Row images as a table: each column an Arrow array of its type, what images lack, and what does not fit."""
+"""Row images as a table: an Arrow array per column, what images lack, and what does not fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deltaforge_dagster.typed_rows.members import (
     KNOWN,
     NO_NAME,
     NO_OBJECT,
-    STRANGER,
+    UNKNOWN_MEMBER,
     locate_members,
 )
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
@@ -43,7 +43,7 @@ _WITH_KERNELS = (
 )
 """Types whose columns together use every kernel."""
 
-_NO_ROW = {
+_NOT_A_ROW = {
     NO_OBJECT: "it is not a JSON object",
     NO_NAME: "a field's name has half of a surrogate pair, which is not a character",
 }
@@ -127,18 +127,18 @@ def typed_rows(
             unknown_names[1],
         )
         if not other_fields:
-            kinds[kinds == STRANGER] = KNOWN
-        rows = np.flatnonzero(kinds == STRANGER)
+            kinds[kinds == UNKNOWN_MEMBER] = KNOWN
+        rows = np.flatnonzero(kinds == UNKNOWN_MEMBER)
         if not rows.size:
             break
         names = slices(source, unknown_names[0, rows], unknown_names[1, rows])
-        fields = _strangers(images, names, rows, schema)
+        fields = _unknown_fields(images, names, rows, schema)
         if not fields:
             raise CorruptLog("a row image is not valid JSON")
         added |= fields
         schema = original.with_added(sorted(added))
     columns: list[pa.Array[Any]] = []
-    misfits = [Misfit(row, None, _NO_ROW[kinds[row]]) for row in np.flatnonzero(kinds).tolist()]
+    misfits = [Misfit(row, None, _NOT_A_ROW[kinds[row]]) for row in np.flatnonzero(kinds).tolist()]
     present = {}
     for number, column in enumerate(schema.columns):
         cells = ColumnCells(source, starts[number], stops[number], status[number])
@@ -162,7 +162,7 @@ def _names(schema: TypedSchema) -> tuple[Bytes, Longs]:
     return read_only(b"".join(names)), np.cumsum([0, *map(len, names)], dtype=np.int64)
 
 
-def _strangers(
+def _unknown_fields(
     images: pa.StringArray, names: pa.StringArray, rows: Longs, schema: TypedSchema
 ) -> set[str]:
     """Return the names of fields that the schema does not have.
@@ -177,7 +177,7 @@ def _strangers(
 
 
 def warm() -> None:
-    """Compile every kernel, or load it from the cache, by reading a row with a column of each type."""
+    """Compile every kernel, or load it from the cache: read a row with a column of each type."""
     columns = tuple(TypedColumn(name, parse_value_type(name)) for name in _WITH_KERNELS)
     values = ",".join(f'"{column.name}":1' for column in columns)
     typed_rows(pa.array([f"{{{values}}}"]), TypedSchema(columns))

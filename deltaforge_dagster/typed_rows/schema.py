@@ -28,7 +28,8 @@ SOURCE_TYPE = b"deltaforge.source_type"
 
 _INTEGERS: Mapping[tuple[int, bool], pa.DataType] = {
     (8, True): pa.int8(), (16, True): pa.int16(), (32, True): pa.int32(), (64, True): pa.int64(),
-    (8, False): pa.uint8(), (16, False): pa.uint16(), (32, False): pa.uint32(), (64, False): pa.uint64(),
+    (8, False): pa.uint8(), (16, False): pa.uint16(),
+    (32, False): pa.uint32(), (64, False): pa.uint64(),
 }  # fmt: skip
 _SCALARS: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -42,7 +43,7 @@ _SCALARS: Mapping[str, pa.DataType] = {
 }
 _SIGNED = {8: INT16, 16: INT32, 32: INT64, 64: decimal(20, 0)}
 """By its bits, the type that has all values of an unsigned integer."""
-_CUT = {"text", "binary"}
+_TRUNCATABLE = {"text", "binary"}
 """Kinds whose values stay of their kind when a column rule truncates them."""
 
 
@@ -143,7 +144,11 @@ def typed_schema(
     columns = []
     for number, column in enumerate(table.columns):
         value_type = kind.value_type(column, engine.values)
-        if rules is not None and rules[number].action == TRUNCATE and value_type.kind not in _CUT:
+        if (
+            rules is not None
+            and rules[number].action == TRUNCATE
+            and value_type.kind not in _TRUNCATABLE
+        ):
             value_type = TEXT
         type_ = fitted(wanted.pop(column.name, value_type), target)
         columns.append(TypedColumn(column.name, type_, column.data_type))

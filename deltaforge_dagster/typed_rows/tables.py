@@ -21,7 +21,10 @@ _IMAGES = ("after", "before", "key")
 
 @dataclass(frozen=True, slots=True)
 class VersionName:
-    """Which table version rows are of; `schema_version` is None for rows that only a processor knows."""
+    """Which version of a table rows are of.
+
+    `schema_version` is None for rows that only a processor knows.
+    """
 
     db: str
     schema: str | None

@@ -88,7 +88,7 @@ def _base64_start(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _write_bytes(source: Bytes, at: int, stop: int, out: Bytes, out_at: int) -> int:
-    """Write the bytes that the Base64 text between `at` and `stop` stands for (RFC 4648, padded); -1 if it is none."""
+    """Write the bytes of the Base64 text `source[at:stop]` (RFC 4648, padded); -1 if it is none."""
     size = stop - at
     if size % 4 != 0:
         return -1
@@ -120,7 +120,10 @@ def read_bytes(
     out: Bytes,
     ends: Ints,
 ) -> None:
-    """Write the bytes of `{"_base64":"..."}`, with `has_texts` those of strings in UTF-8; `ends` as for `read_texts`."""
+    """Write the bytes of `{"_base64":"..."}`; with `has_texts`, those of strings in UTF-8, too.
+
+    `ends` is as for `read_texts`.
+    """
     out_at = int(np.int64(0))
     for row in range(status.size):
         if status[row] == VALUE:

@@ -64,7 +64,11 @@ def _digits(source: Bytes, at: int, count: int) -> int:
 @kernel
 def _date(source: Bytes, at: int) -> int:
     """Return the days from 1970 to the date at `at`, or `_NONE`; there are ten bytes."""
-    year, month, day = _digits(source, at, 4), _digits(source, at + 5, 2), _digits(source, at + 8, 2)  # fmt: skip
+    year, month, day = (
+        _digits(source, at, 4),
+        _digits(source, at + 5, 2),
+        _digits(source, at + 8, 2),
+    )
     if source[at + 4] != MINUS or source[at + 7] != MINUS:
         return _NONE
     if year < 1 or month < 1 or month > 12 or day < 1:
@@ -85,10 +89,14 @@ def _date(source: Bytes, at: int) -> int:
 
 @kernel
 def _time(source: Bytes, at: int, stop: int) -> int:
-    """Return the microseconds from midnight to the time between `at` and `stop`, `_NONE` or `_PRECISE`."""
+    """Return the time `source[at:stop]` in microseconds since midnight, `_NONE` or `_PRECISE`."""
     if stop - at < _CLOCK_SIZE or source[at + 2] != COLON or source[at + 5] != COLON:
         return _NONE
-    hour, minute, second = _digits(source, at, 2), _digits(source, at + 3, 2), _digits(source, at + 6, 2)  # fmt: skip
+    hour, minute, second = (
+        _digits(source, at, 2),
+        _digits(source, at + 3, 2),
+        _digits(source, at + 6, 2),
+    )
     if not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
         return _NONE
     value = (hour * 3600 + minute * 60 + second) * _SECOND
@@ -110,7 +118,7 @@ def _time(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _offset(source: Bytes, at: int, stop: int) -> int:
-    """Return the microseconds that the offset between `at` and `stop` is east of Greenwich, or `_NONE`."""
+    """Return how many microseconds the offset `source[at:stop]` is east of UTC, or `_NONE`."""
     size = stop - at
     if size == 1 and source[at] == UPPER_Z:
         return 0
@@ -132,7 +140,7 @@ def _offset(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _timestamp(source: Bytes, at: int, stop: int, has_zone: bool) -> int:
-    """Return the microseconds from 1970 to the timestamp between `at` and `stop`, `_NONE` or `_PRECISE`."""
+    """Return the timestamp `source[at:stop]` in microseconds since 1970, `_NONE` or `_PRECISE`."""
     clock = at + _DATE_SIZE + 1
     if stop - clock < _CLOCK_SIZE:
         return _NONE

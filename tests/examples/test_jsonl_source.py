@@ -102,11 +102,11 @@ class TestJsonlSource(SourceContract):
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         """Return a bench, while the package is installed."""
         monkeypatch.syspath_prepend(install("jsonl_source", registry.GROUP, tmp_path))
-        registry._found.cache_clear()
+        registry._kinds.cache_clear()
         yield JsonlBench(tmp_path / "shop.jsonl")
         sys.modules.pop("jsonl_source", None)
         monkeypatch.undo()
-        registry._found.cache_clear()
+        registry._kinds.cache_clear()
         assert "jsonl" not in {one.name for one in entry_points(group=registry.GROUP)}
 
 

@@ -41,7 +41,7 @@ class LsnPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; return None if another kind of source has them."""
         if "lsn" not in fields:
             return None
         tx_id = fields.get("tx_id")

@@ -68,7 +68,10 @@ def preflight(
     suffix = f", {service.name}" if service.managed else ""
     connected = Finding("connection", "ok", f"{server.where}, version {version}{suffix}")
     if catalog.settings(connection).standby:  # whether it has a slot says nothing about the primary
-        text = f"this is a standby; changes are read from the primary: in source.config.dsn use {service.primary}"
+        text = (
+            "this is a standby; changes are read from the primary: "
+            f"in source.config.dsn use {service.primary}"
+        )
         return [connected, Finding("server", "error", text)]
     return [
         connected,
@@ -116,7 +119,7 @@ def _slot(
         with finding_errors("slot", findings):
             if failover:
                 slots.check_failover(server, connection.info.server_version)
-            findings.append(_room(connection, name))
+            findings.append(_slot_creation(connection, name))
         return findings
     with finding_errors("slot", findings):
         slot = slots.check(existing, server, name)
@@ -139,13 +142,13 @@ def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> li
     if grant is None:
         return []
     text = (
-        f"role {server.user!r} may not have the server log its running transactions, so a run begins by "
-        "decoding up to 15 s of log again"
+        f"role {server.user!r} may not have the server log its running transactions, "
+        "so a run begins by decoding up to 15 s of log again"
     )
-    return [_of_superusers(connection, "slot", "note", text, grant)]
+    return [_needs_superuser(connection, "slot", "note", text, grant)]
 
 
-def _of_superusers(
+def _needs_superuser(
     connection: psycopg.Connection, subject: str, level: Level, text: str, grant: str
 ) -> Finding:
     """Return a finding whose remedy needs a superuser; no remedy on services that have none."""
@@ -156,8 +159,8 @@ def _of_superusers(
     return Finding(subject, level, text, grant)
 
 
-def _room(connection: psycopg.Connection, name: str) -> Finding:
-    """Check that the server has room for another slot and walsender, which the first run will create."""
+def _slot_creation(connection: psycopg.Connection, name: str) -> Finding:
+    """Check that the server has room for the slot and walsender that the first run creates."""
     row = connection.execute(
         """
         SELECT current_setting('max_replication_slots')::int
@@ -282,15 +285,15 @@ def _tables(
                 "keys",
                 "note",
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
-                " have no key of the row, so sinks cannot keep one row's changes in order or compact"
-                " them",
+                " have no key of the row, so sinks cannot keep one row's changes in order or"
+                " compact them",
                 [statement.as_string(connection) for statement in keys],
             )
         )
-    return findings + _reading(connection, server, chosen, needed_by)
+    return findings + _read_rights(connection, server, chosen, needed_by)
 
 
-def _reading(
+def _read_rights(
     connection: psycopg.Connection,
     server: PostgresSourceServer,
     tables: Sequence[catalog.PublishableTable],
@@ -363,7 +366,10 @@ def _reading(
 
 
 def heartbeat_right(connection: psycopg.Connection, server: PostgresSourceServer) -> Finding:
-    """Check whether the role may write heartbeats; at most a warning, since capture works without them."""
+    """Check whether the role may write heartbeats.
+
+    At most a warning, since capture works without them.
+    """
     rows = connection.execute(
         """
         SELECT p.oid::regprocedure::text, has_function_privilege(p.oid, 'EXECUTE') FROM pg_proc p
@@ -378,4 +384,4 @@ def heartbeat_right(connection: psycopg.Connection, server: PostgresSourceServer
         sql.SQL(", ").join(map(sql.SQL, refused)), sql.Identifier(server.user)
     )
     text = f"role {server.user!r} may not write heartbeats (engine.postgres.heartbeat_seconds)"
-    return _of_superusers(connection, "heartbeat", "warning", text, grant.as_string(connection))
+    return _needs_superuser(connection, "heartbeat", "warning", text, grant.as_string(connection))

@@ -107,7 +107,7 @@ class PostgresSource:
         options: PostgresOptions = _DEFAULT_OPTIONS,
         columns: ColumnOptions | None = None,
     ) -> None:
-        self._made_of = (config, pipeline, values, options, columns)
+        self._arguments = (config, pipeline, values, options, columns)
         self._rules = NO_RULES if columns is None else ColumnRules(columns)
         self._config = config
         self._values = values
@@ -126,7 +126,7 @@ class PostgresSource:
 
     def __reduce__(self) -> tuple[type[PostgresSource], tuple[object, ...]]:
         """Pickle only the arguments: the copy is a new, unconnected source."""
-        return PostgresSource, self._made_of
+        return PostgresSource, self._arguments
 
     def head(self) -> LsnPosition:
         """Return the end of the server's durable log, within 2 seconds.
@@ -167,7 +167,10 @@ class PostgresSource:
     def await_start(
         self, at: Position | None = None, *, waits: Callable[[str], None]
     ) -> LsnPosition:
-        """Do what `ensure_start` does, but wait up to ten minutes for open transactions; see `AwaitableStart`."""
+        """Do what `ensure_start` does, but wait up to ten minutes for open transactions.
+
+        See `AwaitableStart`.
+        """
         config, server = self._config, self._server
         with server.query(_START_SECONDS) as connection:
             facts = self._facts(connection)
@@ -187,7 +190,7 @@ class PostgresSource:
         return self.ensure_start(at)
 
     def reset(self, *, dry_run: bool) -> list[str]:
-        """Drop the slot if it was invalidated, or if its log cannot be decoded with the publication.
+        """Drop the slot if it was invalidated, or its log cannot be decoded with the publication.
 
         Raises:
             SourceUnavailable: No connection, or another process reads the slot.
@@ -306,7 +309,7 @@ class PostgresSource:
                 yield LsnPosition(identified(connection).flushed_lsn)
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Add matching tables to a publication that we created; return findings for tables that are still missing.
+        """Add matching tables to a publication that we created; return findings for missing ones.
 
         Raises:
             PositionLost: The publication or the slot does not exist, or the slot was invalidated or
@@ -360,7 +363,7 @@ class PostgresSource:
                 publication=self._config.publication,
                 position=position,
                 failover=self._options.failover_slot,
-                needed_by=self._needing_to_read(snapshot=snapshot),
+                needed_by=self._reader_of_tables(snapshot=snapshot),
             )
             version = connection.info.server_version
             if self._outboxes and version < MESSAGES_VERSION:
@@ -447,7 +450,7 @@ class PostgresSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -505,7 +508,9 @@ class PostgresSource:
         return self._server.identify(_START_SECONDS).log
 
     def relocate(self, position: Position, previous: str) -> Position:
-        """Return where reading continues after a promotion or on another cluster; see `connection.identity.relocate`.
+        """Return where reading continues after a promotion or on another cluster.
+
+        See `connection.identity.relocate`.
 
         Raises:
             PositionLost: The log that was read is not part of this server's history, or the slot is
@@ -535,30 +540,36 @@ class PostgresSource:
             SourceMisconfigured: There is no such table.
         """
         with self._server.query(_OPEN_SECONDS) as connection:
-            return self._rules.visible(self._sent(connection, self._found(connection, table)))
+            return self._rules.visible(
+                self._sent_schema(connection, self._publishable_table(connection, table))
+            )
 
     def database(self) -> str:
         """Return the database in the DSN, which contains every table."""
         return self._server.database
 
     def details(self, table: str) -> TableDetails:
-        """Return the properties of a table (`schema.table`) that are only in the catalog, not in the log.
+        """Return the properties of a table (`schema.table`) that are in the catalog, not the log.
 
         Raises:
             SourceMisconfigured: There is no such table.
         """
         with self._server.query(_START_SECONDS) as connection:
-            publishable = self._found(connection, table)
+            publishable = self._publishable_table(connection, table)
             details = TableDetails(catalog.column_details(connection, publishable.oid))
-            return self._rules.details(self._sent(connection, publishable), details)
+            return self._rules.details(self._sent_schema(connection, publishable), details)
 
-    def _found(self, connection: psycopg.Connection, table: str) -> catalog.PublishableTable:
+    def _publishable_table(
+        self, connection: psycopg.Connection, table: str
+    ) -> catalog.PublishableTable:
         for candidate in catalog.tables(connection):
             if candidate.full_name == table:
                 return candidate
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
-    def _sent(self, connection: psycopg.Connection, table: catalog.PublishableTable) -> TableSchema:
+    def _sent_schema(
+        self, connection: psycopg.Connection, table: catalog.PublishableTable
+    ) -> TableSchema:
         version = connection.info.server_version
         return identity.sent_schema(connection, table, self._config.publication, version)
 
@@ -574,7 +585,7 @@ class PostgresSource:
             built_in=self._built_in,
         )
 
-    def _needing_to_read(self, *, snapshot: bool) -> str | None:
+    def _reader_of_tables(self, *, snapshot: bool) -> str | None:
         if self._values.toast == "reselect":
             return "engine.values.toast: reselect"
         return "the snapshot" if snapshot else None
@@ -636,7 +647,7 @@ class PostgresSource:
             decoded = decoder.feed(buffer.data, buffer.length)
             if decoded.reply_requested:
                 stream.send_status()
-            yield from self._hand_on(stream, decoded, limits)
+            yield from self._pass_on(stream, decoded, limits)
             if decoded.foreign:
                 raise stream_errors.stream_error(
                     stream,
@@ -646,7 +657,7 @@ class PostgresSource:
                 )
             buffer.drop(decoded.consumed)
 
-    def _hand_on(
+    def _pass_on(
         self, stream: ReplicationStream, decoded: DecodedPgoutput, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         for batch in decoded.batches:

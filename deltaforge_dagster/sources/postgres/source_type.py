@@ -42,13 +42,15 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     marks_unchanged = True
     retains_log = True
     consequences = {  # noqa: RUF012 - constant
-        "slot": "the slot must hold everything after the captured position; otherwise a run stops and says so",
+        "slot": "the slot must hold everything after the captured position; "
+        "otherwise a run stops and says so",
         "publication": "is made when missing; one that somebody else made must have the tables",
     }
 
     def build(self, config: PostgresSourceConfig, context: SourceContext) -> PostgresSource:
         """Return a source, without connecting to the server."""
-        from deltaforge_dagster.sources.postgres.source import PostgresSource  # noqa: PLC0415 - kernels
+        # The module imports kernels.
+        from deltaforge_dagster.sources.postgres.source import PostgresSource  # noqa: PLC0415
 
         engine = context.engine
         return PostgresSource(
@@ -59,13 +61,19 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         """Return the position in these fields; None if there is no `lsn`."""
         return LsnPosition.from_fields(fields)
 
-    def position_fields(self, config: PostgresSourceConfig) -> tuple[PositionField, ...]:  # noqa: ARG002
+    def position_fields(
+        self,
+        config: PostgresSourceConfig,  # noqa: ARG002
+    ) -> tuple[PositionField, ...]:
         """Return the fields `lsn` and `txId`."""
         return PositionField("lsn", "pos", "lsn"), PositionField("txId", "tx_id", "json")
 
     def read_view(self, fields: Mapping[str, Any]) -> XidReadView | None:
         """Return the read view in these fields; None if there is no `xmax`."""
-        from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView  # noqa: PLC0415 - Arrow
+        # The module imports Arrow.
+        from deltaforge_dagster.sources.postgres.snapshot.read_view import (  # noqa: PLC0415
+            XidReadView,
+        )
 
         return XidReadView.from_fields(fields)
 
@@ -92,7 +100,11 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         schema, table = (first, rest) if dot else ("public", first)
         return {"source.schema": schema, "source.table": table}
 
-    def names(self, config: PostgresSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+    def names(
+        self,
+        config: PostgresSourceConfig,
+        pipeline: str,  # noqa: ARG002
+    ) -> Mapping[str, str]:
         """Return the names of slot and publication."""
         return {"slot": config.slot, "publication": config.publication}
 
@@ -101,7 +113,10 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         log = "log"
         if size is not None:
             log = (f"{size:,} bytes" if size < _SMALL else f"{size / 1e6:,.1f} MB") + " of log"
-        return f"replication slot {config.slot!r} of {'/'.join(self.database_place(config))} still retains {log}"
+        return (
+            f"replication slot {config.slot!r} of {'/'.join(self.database_place(config))} "
+            f"still retains {log}"
+        )
 
     def masked(self, config: PostgresSourceConfig) -> bool:
         """Return whether the connection string has a mask in place of its password."""
@@ -110,7 +125,10 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         return conninfo.conninfo_to_dict(config.dsn.get_secret_value()).get("password") == MASK
 
     def with_secret(self, config: PostgresSourceConfig, secret: str | None) -> PostgresSourceConfig:
-        """Return a config with this password; without one, libpq takes it from PGPASSWORD or a password file."""
+        """Return a config with this password.
+
+        Without one, libpq takes it from PGPASSWORD or a password file.
+        """
         from psycopg import conninfo  # noqa: PLC0415 - the client library
 
         parameters = conninfo.conninfo_to_dict(config.dsn.get_secret_value())
@@ -124,7 +142,7 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
         return postgres_place(config.dsn)
 
     def owned(self, config: PostgresSourceConfig) -> Sequence[OwnedResource]:
-        """Return the slot: who confirms its position decides for everybody which log is discarded."""
+        """Return the slot: who confirms its position decides for all which log is discarded."""
         server, _ = self.database_place(config)
         return [
             OwnedResource("replication slot", (server,), config.slot, "spec.source.config.slot")

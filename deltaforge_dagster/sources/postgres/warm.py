@@ -33,7 +33,10 @@ def warm() -> None:
 
 
 def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> PostgresDecoder:
-    """Return a decoder that needs no server: it knows only built-in types, and has no registry unless one is given."""
+    """Return a decoder that needs no server.
+
+    It knows only built-in types, and has no registry unless one is given.
+    """
     return PostgresDecoder(
         source_id="sample",
         db="sample",

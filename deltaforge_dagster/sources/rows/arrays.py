@@ -1,4 +1,4 @@
-"""Build Arrow columns of the change frame from the arrays that kernels write; shared by every source."""
+"""Build Arrow columns of the change frame from arrays that kernels write; for every source."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def id_column(data: Bytes) -> pa.StringArray:
 def coded(
     codes: npt.NDArray[Any], dictionary: pa.Array[Any], nulls: npt.NDArray[np.bool_] | None = None
 ) -> pa.DictionaryArray[Any, Any]:
-    """Return a dictionary array: the entries of `dictionary` at `codes`, and null where `nulls` is true."""
+    """Return a dictionary array: `dictionary` at `codes`, and null where `nulls` is true."""
     indices = pa.array(codes.astype(np.int32), pa.int32(), mask=nulls)
     return pa.DictionaryArray.from_arrays(indices, dictionary)
 
@@ -67,7 +67,7 @@ def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordB
 
 
 class StampNames:
-    """Arrow dictionaries of the names and stamps of table versions, with each version's code in them."""
+    """Arrow dictionaries of table versions' names and stamps, with each version's code in them."""
 
     def __init__(self) -> None:
         self._count = -1

@@ -92,7 +92,7 @@ class ColumnRules:
         return bool(self._include or self._rules)
 
     def touches(self, schema: str, table: str) -> bool:
-        """Return whether any rule's table pattern matches the table; for MySQL, `schema` is the database."""
+        """Return whether any rule's table pattern matches; for MySQL, `schema` is the database."""
         patterns = [*self._include, *(pattern for pattern, _ in self._rules)]
         return any(pattern.of_table(schema, table) for pattern in patterns)
 
@@ -129,7 +129,7 @@ class ColumnRules:
         return tuple(rules) if any(rule.action != KEEP for rule in rules) else None
 
     def hides(self, table: TableSchema, columns: Collection[str]) -> bool:
-        """Return whether a rule changes values of any of these columns, which must then appear nowhere else.
+        """Return whether a rule changes values of these columns, which must appear nowhere else.
 
         Raises:
             SourceMisconfigured: As `of` does.
@@ -138,7 +138,9 @@ class ColumnRules:
         return any(column.name in columns and rule.action != KEEP for column, rule in ruled)
 
     def visible(self, table: TableSchema) -> TableSchema:
-        """Return the table as captured rows have it: without excluded columns; hashed and masked ones are text.
+        """Return the table as captured rows have it.
+
+        Excluded columns are missing; hashed and masked ones are text.
 
         Raises:
             SourceMisconfigured: As `of` does.

@@ -64,7 +64,10 @@ def mix_b(h: np.uint64) -> np.uint64:
 
 @kernel
 def write_event_id(ts_us: int, a: np.uint64, b: np.uint64, out: Bytes, at: int) -> int:
-    """Write the event id (36 bytes) at `out[at]` from the final values of both chains; return the offset after it."""
+    """Write the event id (36 bytes) at `out[at]`; return the offset after it.
+
+    `a` and `b` are the final values of both chains.
+    """
     millis = np.uint64(ts_us // 1000) & _LOW_48
     high = (millis << _S16) | _VERSION | (a & _LOW_12)
     low = _VARIANT | (b & _LOW_62)

@@ -8,8 +8,8 @@ not in the log. Other values depend on the action of their column (module `colum
     KEEP       the value itself
     EXCLUDE    neither name nor value
     MASK       a fixed text
-    HASH       SHA-256 of salt and value, as a string; of a string, its characters in UTF-8 are hashed,
-               of any other value its JSON text
+    HASH       SHA-256 of salt and value, as a string; of a string, its characters in UTF-8 are
+               hashed, of any other value its JSON text
     TRUNCATE   of a string the first characters, of {"_base64":"..."} the first bytes
 
 A character is a code point, however it is escaped: a surrogate pair of two `\u` escapes counts
@@ -92,7 +92,7 @@ def _write_hash(
 def _write_first_bytes(
     source: Bytes, at: int, end: int, count: int, out: Bytes, out_at: int
 ) -> int:
-    """Write the Base64 text of the first `count` bytes that the Base64 text `source[at:end]` encodes."""
+    """Write the Base64 text of the first `count` bytes of the Base64 text `source[at:end]`."""
     digits = end - at
     while digits > 0 and source[at + digits - 1] == EQUALS:
         digits -= 1
@@ -155,7 +155,7 @@ def _write_image(
     out_at: int,
     report: Longs,
 ) -> int:
-    """Rewrite the image `source[at:end]` of a table whose columns are the lines `first` to `last - 1`.
+    """Rewrite the image `source[at:end]` of a table with the columns `first` to `last - 1`.
 
     Returns the offset after it in `out`, or a negative code.
     """
@@ -231,7 +231,7 @@ def hide_values(
     out_ends: Longs,
     report: Longs,
 ) -> int:
-    """Rewrite one text column of all rows; return the number of rows done, less than all after an error.
+    """Rewrite one text column of all rows; return how many are done, not all after an error.
 
     `ends` (where each row's text ends in `source`) and `valid` (0 for null) describe the input,
     `out_ends` the output. `out` must have room for what the rules add. `tables_of` is each row's

@@ -92,7 +92,9 @@ class Hiding:
             )
 
     def add(self, version: int, table: TableSchema) -> TableSchema:
-        """Add a table version; return the table as its rows appear under the rules, to be registered.
+        """Add a table version; return the table as its rows appear under the rules.
+
+        It is the one to be registered.
 
         Args:
             version: Number of the version in the stream: 0, 1, 2 ...
@@ -183,8 +185,8 @@ class Hiding:
         column = int(self._report[COLUMN])
         if self._report[CODE] == NOT_TEXT:
             return SourceMisconfigured(
-                f"engine.columns.truncate: a value of {self._names[column]} is no text; exclude, mask"
-                " or hash it instead"
+                f"engine.columns.truncate: a value of {self._names[column]} is no text;"
+                " exclude, mask or hash it instead"
             )
         return CorruptLog("a row has other columns than its table")
 
@@ -196,7 +198,7 @@ class Hiding:
 
 
 class HiddenTable:
-    """Applies the column rules of a pipeline to rows of one table that were not read from the log stream.
+    """Applies a pipeline's column rules to rows of one table that are not from the log stream.
 
     Attributes:
         visible: The table as its rows appear under the rules, to be registered.

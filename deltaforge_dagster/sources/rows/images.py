@@ -29,7 +29,7 @@ def is_partial(image: str, columns: Sequence[str]) -> bool:
         columns: Names of the table's columns.
     """
     values = members(image)
-    return UNCHANGED in values.values() or any(_label(name) not in values for name in columns)
+    return UNCHANGED in values.values() or any(_quoted(name) not in values for name in columns)
 
 
 def overlay(image: str, newer: Iterable[str]) -> str:
@@ -66,5 +66,5 @@ def members(image: str) -> dict[str, str]:
 
 
 @functools.cache
-def _label(name: str) -> str:
+def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)

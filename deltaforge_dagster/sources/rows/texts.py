@@ -18,7 +18,9 @@ _NAMES = ("before", "after", "key")
 
 
 class RowTexts:
-    """Three text columns (image before, image after, key), each as the texts of all rows one after the other.
+    """Three text columns: image before, image after, key.
+
+    Each has the texts of all rows one after the other.
 
     Args:
         max_rows: The largest number of rows in a batch.
@@ -35,7 +37,7 @@ class RowTexts:
         self.valid = np.empty((3, max_rows), np.uint8)
 
     def make_room(self, room: int) -> None:
-        """Replace the memory by `room` bytes for each column, for a row that is larger than the usual size.
+        """Replace the memory by `room` bytes for each column, for a row above the usual size.
 
         Raises:
             MemoryError: The machine does not have that much memory.

@@ -1,1 +1,1 @@
-"""What snapshots of all sources share: `base` is the interface, `rows` makes record batches of rows."""
+"""What all sources' snapshots share: `base` is the interface, `rows` makes record batches."""

@@ -1,9 +1,9 @@
-"""The interface between a snapshot and a database: tables are read in chunks, while the log is streamed.
+"""The interface between a snapshot and a database.
 
-Nothing is written to the source and nothing is stopped, so rows may change between the reading of a
-chunk and its place in the journal. What counts is which transactions a read could *see*, not the
-log position at that time: the log may already contain a commit that no SELECT sees yet. The caller
-does this:
+Tables are read in chunks, while the log is streamed. Nothing is written to the source and nothing
+is stopped, so rows may change between the reading of a chunk and its place in the journal. What
+counts is which transactions a read could *see*, not the log position at that time: the log may
+already contain a commit that no SELECT sees yet. The caller does this:
 
 1. It calls `Snapshots.watermark` once the stream's start position is fixed, and again now and then.
 2. It calls `Snapshots.plan` for the chunks. Any process may read a chunk at any time, and
@@ -79,11 +79,11 @@ class Chunk:
 
 
 class ReadView(Protocol):
-    """Which transactions of the log a read of a table could see; `registry.parse_read_view` parses its text.
+    """Which transactions of the log a read of a table could see.
 
-    Each kind of source has its own class, in the terms of its database. If it is uncertain whether
-    a transaction was visible, it counts as not visible, because the stream delivers its changes
-    anyway.
+    `registry.parse_read_view` parses its text. Each kind of source has its own class, in the terms
+    of its database. If it is uncertain whether a transaction was visible, it counts as not visible,
+    because the stream delivers its changes anyway.
     """
 
     def to_json(self) -> str:
@@ -91,10 +91,11 @@ class ReadView(Protocol):
         ...
 
     def covers(self, position: Position) -> bool:
-        """Return whether the read certainly saw every transaction that ended at or before a captured position.
+        """Return whether the read certainly saw every transaction that had ended at `position`.
 
-        If it is true for a position, it is true for all earlier ones. Segments that end at such a
-        position need not be searched for changes that the read did not see.
+        `position` is a captured one. If it is true for a position, it is true for all earlier ones.
+        Segments that end at such a position need not be searched for changes that the read did not
+        see.
         """
         ...
 
@@ -148,7 +149,7 @@ class ChunkReader(Protocol):
 
 
 class Snapshots(Protocol):
-    """How a source plans and reads snapshots of its tables; connects for each call, and is thread-safe."""
+    """Plans and reads snapshots of a source's tables; connects for each call; thread-safe."""
 
     def watermark(self) -> str:
         """Return a watermark for later reads: JSON text that says which transactions are open now.
@@ -179,7 +180,9 @@ class Snapshots(Protocol):
         ...
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:
-        """Check whether the server retains its log for as long as a snapshot may take, and what else prevents one.
+        """Check whether the server retains its log for as long as a snapshot may take.
+
+        Also check what else prevents a snapshot.
 
         Args:
             tables: As for `plan`.
@@ -188,9 +191,10 @@ class Snapshots(Protocol):
         ...
 
     def guard(self, start: Position) -> list[Finding]:
-        """Check that the source still has its log after `start`; return a finding with level `error` if not.
+        """Check that the source still has its log after `start`.
 
-        Such a finding ends the snapshot. The result is empty if the source cannot be reached now.
+        If not, return a finding with level `error`, which ends the snapshot. The result is empty if
+        the source cannot be reached now.
         """
         ...
 

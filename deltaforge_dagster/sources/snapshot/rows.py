@@ -121,7 +121,7 @@ def write_row_ids(
     seed: npt.NDArray[np.uint64],
     out: Bytes,
 ) -> None:
-    """Write the event ids of rows, 36 bytes each, from their keys; for an empty key, from the row's number."""
+    """Write the event ids of rows, 36 bytes each, from their keys, or else from their numbers."""
     at = 0
     for row in range(rows.size):
         start, end = ends[row], ends[row + 1]

@@ -1,1 +1,1 @@
-"""The connection of a log stream: the `socket` that receives, the `read_buffer` for the decoder, and a `time_limit`."""
+"""The connection of a log stream: its `socket`, the decoder's `read_buffer`, a `time_limit`."""

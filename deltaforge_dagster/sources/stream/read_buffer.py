@@ -28,27 +28,27 @@ class ReadBuffer:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._usual = min(BUFFER_BYTES, max(max_bytes, _LEAST_BUFFER_BYTES))
-        self.data = bytearray(self._usual)
+        self._usual_bytes = min(BUFFER_BYTES, max(max_bytes, _LEAST_BUFFER_BYTES))
+        self.data = bytearray(self._usual_bytes)
         self.length = 0
-        self._most = _LEAST_BUFFER_BYTES
+        self._receive_bytes = _LEAST_BUFFER_BYTES
 
     def fill(self, receive: Callable[[memoryview, float], int], seconds: float) -> bool:
-        """Append received bytes, waiting at most `seconds` for the first; return whether any arrived."""
+        """Append received bytes, waiting up to `seconds` for the first; return whether any came."""
         if self.length == len(self.data):  # one row larger than the buffer
             self.data = self.data.ljust(2 * self.length, b"\0")
         with memoryview(self.data) as view:
-            count = receive(view[self.length : self.length + self._most], seconds)
-        if count == self._most:
-            self._most *= 2
+            count = receive(view[self.length : self.length + self._receive_bytes], seconds)
+        if count == self._receive_bytes:
+            self._receive_bytes *= 2
         self.length += count
         return bool(count)
 
     def drop(self, consumed: int) -> None:
         """Remove the first `consumed` bytes; the rest moves to the start."""
         held = self.length - consumed
-        if held < self._usual < len(self.data):
-            self.data = self.data[consumed : self.length].ljust(self._usual, b"\0")
+        if held < self._usual_bytes < len(self.data):
+            self.data = self.data[consumed : self.length].ljust(self._usual_bytes, b"\0")
         elif consumed:
             self.data[:held] = self.data[consumed : self.length]
         self.length = held

@@ -19,7 +19,7 @@ from deltaforge_dagster.errors import SourceUnavailable
 
 _PAUSE = 0.001
 _LONGEST_PAUSE = 0.016
-_WORTH_A_PAUSE = 4 << 10
+_PAUSE_BYTES = 4 << 10
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -37,7 +37,7 @@ class StreamSocket:
     def __init__(self, connected: socket.socket, where: str) -> None:
         self._socket = connected
         self._where = where
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         # Guards the socket: OpenSSL does not allow two simultaneous calls on one connection, and
         # the number of a closed descriptor may already belong to another file.
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class StreamSocket:
     @property
     def silence(self) -> float:
         """Seconds since bytes last arrived."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._received_at
 
     def ask(self, message: bytes) -> None:
         """Send a command; only before `begin`."""
@@ -71,7 +71,7 @@ class StreamSocket:
     def begin(self) -> None:
         """Make the socket non-blocking: from now on it receives the stream."""
         self._socket.setblocking(False)
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
 
     def receive(self, buffer: memoryview, seconds: float) -> int:
         """Fill `buffer` with what has arrived; wait at most `seconds` for the first byte.
@@ -89,13 +89,13 @@ class StreamSocket:
             filled = self._drain(buffer)
         if not filled:
             return 0
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         pause, best = _PAUSE, 0.0
         while filled < len(buffer) and time.monotonic() < deadline:
             time.sleep(pause)
             more = self._drain(buffer[filled:], held=filled)
             filled += more
-            if more < _WORTH_A_PAUSE:
+            if more < _PAUSE_BYTES:
                 break
             # Sleep longer only while the rate does not fall: if it falls, the socket's buffer was
             # full.
@@ -133,7 +133,7 @@ class StreamSocket:
             self._socket.close()
 
     def _drain(self, buffer: memoryview, held: int = 0) -> int:
-        """Receive what has arrived, without waiting; `held` bytes were already received for this buffer.
+        """Receive what has arrived, without waiting; `held` bytes of this buffer came before.
 
         If the connection has ended, its error is raised only once all bytes before it were
         returned.

@@ -14,7 +14,10 @@ from typing import Self
 
 
 def notice_loss(descriptor: int) -> None:
-    """Enable TCP keepalive, so that a lost server is noticed within two minutes even on an idle connection."""
+    """Enable TCP keepalive, so that a lost server is noticed within two minutes.
+
+    This works even on an idle connection.
+    """
     with socket.socket(fileno=os.dup(descriptor)) as same, suppress(OSError):
         same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)

@@ -31,7 +31,7 @@ _OF_USERS = """
     c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
     AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
 """
-"""SQL condition on `pg_class c` and `pg_namespace n`: a user table that a publication can contain."""
+"""SQL condition on `pg_class c` and `pg_namespace n`: a user table that can be published."""
 
 _BARE = """
     EXISTS (
@@ -52,7 +52,10 @@ _GENERATED = {"s": "STORED GENERATED", "v": "VIRTUAL GENERATED"}
 _FLUSHED = "pg_current_wal_flush_lsn()"
 _IDENTIFY_SECONDS = 5.0
 LEVEL_RISES_VERSION = 190000
-"""From this version on, `wal_level` is only the lowest level: the first logical slot raises `replica` to `logical`."""
+"""From this version on, `wal_level` is only the lowest level.
+
+The first logical slot raises `replica` to `logical`.
+"""
 
 _DECODED_LEVELS = ("replica", "logical")
 
@@ -85,13 +88,16 @@ class PublishableTable:
 
 @dataclass(frozen=True, slots=True)
 class Uncovered:
-    """A table that matches the pipeline's patterns but is not published, or lacks a replica identity."""
+    """A table that matches the patterns but is not published, or lacks a replica identity."""
 
     table: PublishableTable
     sent: bool
     """Whether the publication sends its rows."""
     bare: bool
-    """Whether it, or a partition, has no replica identity: once it is published, UPDATE and DELETE fail."""
+    """Whether it, or a partition, has no replica identity.
+
+    Once it is published, UPDATE and DELETE fail.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,7 @@ class ServerSettings:
     flushed_lsn: int
     """End of the durable log; 0 if nothing can be decoded from it."""
     sender_timeout: float
-    """Seconds after which the server disconnects a silent reader (`wal_sender_timeout`); 0 is never."""
+    """Seconds until the server disconnects a silent reader (`wal_sender_timeout`); 0: never."""
 
     @property
     def decodes(self) -> bool:
@@ -139,7 +145,10 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ColumnNow:
-    """A column in the current catalog; `operators` is the schema of the `=` operator for its type."""
+    """A column in the current catalog.
+
+    `operators` is the schema of the `=` operator for its type.
+    """
 
     name: str
     type_oid: int
@@ -255,7 +264,7 @@ def captured(tables: Sequence[PublishableTable], patterns: TablePatterns) -> lis
 def without_identity(
     connection: psycopg.Connection, chosen: Sequence[PublishableTable]
 ) -> list[str]:
-    """Return `schema.table` of the tables that have no replica identity, or a partition without one.
+    """Return which tables (`schema.table`) lack a replica identity, or have a partition that does.
 
     Once such a table is published, PostgreSQL refuses every UPDATE and DELETE of it.
     """
@@ -274,7 +283,7 @@ def without_identity(
 def leaves_without_identity(
     connection: psycopg.Connection, chosen: Sequence[PublishableTable]
 ) -> list[sql.Identifier]:
-    """Return those of the tables and their partitions that contain rows and have no replica identity."""
+    """Return which of the tables and their partitions have rows but no replica identity."""
     rows = connection.execute(
         f"""
         SELECT DISTINCT n.nspname, c.relname
@@ -316,7 +325,7 @@ def uncreatable(
 def uncovered(
     connection: psycopg.Connection, publication: str, patterns: TablePatterns, most: int
 ) -> list[Uncovered]:
-    """Return at most `most` matching tables that a publication does not send, or that lack a replica identity.
+    """Return at most `most` matching tables that are not sent or lack a replica identity.
 
     A partition is left out if its topmost table matches and is sent, because its rows come under
     that name. A partitioned table is only considered if a pattern names it without wildcards. Uses
@@ -363,10 +372,10 @@ def uncovered(
 def sent(
     connection: psycopg.Connection, publication: str, patterns: TablePatterns
 ) -> dict[str, LoggedTable]:
-    """Return the matching tables that a publication sends, by full name; a table's identity is its OID.
+    """Return the matching tables that a publication sends, by full name.
 
-    A table counts as empty if its file and those of its partitions have no page: it has never had a
-    row, or was truncated.
+    A table's identity is its OID. A table counts as empty if its file and those of its partitions
+    have no page: it has never had a row, or was truncated.
     """
     rows = connection.execute(
         f"""
@@ -406,7 +415,10 @@ def absent(connection: psycopg.Connection, patterns: TablePatterns) -> list[str]
 
 
 def _matching(patterns: TablePatterns, schema: str, name: str) -> tuple[str, list[str]]:
-    """Return the patterns as an SQL condition on the expressions `schema` and `name`, and its parameters."""
+    """Return the patterns as an SQL condition, and its parameters.
+
+    The condition is on the expressions `schema` and `name`.
+    """
     conditions, parameters = [], []
     for parts in patterns.parts:
         pair = []
@@ -518,7 +530,7 @@ def column_details(connection: psycopg.Connection, oid: int) -> dict[str, Column
 
 
 def numbered_columns(connection: psycopg.Connection, oid: int) -> CatalogColumns:
-    """Return a table's columns by number, those that were dropped included; nothing if there is no such table."""
+    """Return a table's columns by number, even dropped ones; nothing if there is no such table."""
     rows = connection.execute(
         """
         SELECT attnum, CASE WHEN NOT attisdropped THEN attname END, atttypid::int8,
@@ -546,12 +558,12 @@ class PostgresCatalog:
         self._remade = remade
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
-        """Return the columns of a table's current primary key; empty if it has none or does not exist."""
+        """Return a table's current primary key columns; empty if it has none or does not exist."""
         with self._connect(self._SECONDS) as connection:
             return primary_key(connection, relation)
 
     def columns(self, relation: int) -> CatalogColumns:
-        """Return a table's columns by number, those that were dropped included; nothing if there is no such table."""
+        """Return a table's columns by number, even dropped ones; nothing without such a table."""
         with self._connect(self._SECONDS) as connection:
             return numbered_columns(connection, relation)
 
@@ -582,7 +594,7 @@ class PostgresCatalog:
         return None if row is None else int(row[0])
 
     def remade_type(self, schema: str, name: str) -> int | None:
-        """Return the OID of the type that now has the name of a dropped type; None without `remade`."""
+        """Return the OID of the type that now has a dropped type's name; None without `remade`."""
         if not self._remade:
             return None
         with self._connect(self._SECONDS) as connection:

@@ -21,12 +21,12 @@ from pg8000.exceptions import DatabaseError
 
 from deltaforge_dagster.folders import unreadable_file
 
-_NO_WAY = frozenset(
+_UNREACHABLE = frozenset(
     {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 )
 ONLY_IPV6 = (
-    "the host has only IPv6 addresses, which this machine cannot reach; give the machine IPv6, or the database an "
-    "IPv4 address"
+    "the host has only IPv6 addresses, which this machine cannot reach; "
+    "give the machine IPv6, or the database an IPv4 address"
 )
 """The reason why a host that has no IPv4 address cannot be reached."""
 
@@ -91,7 +91,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParameters:
-    """Address, login and options of a connection; a `host` that begins with `/` is a directory of Unix sockets."""
+    """Address, login and options of a connection.
+
+    A `host` that begins with `/` is a directory of Unix sockets.
+    """
 
     host: str
     port: int
@@ -129,7 +132,7 @@ def connect(address: ConnectionParameters, seconds: float, *, replication: bool)
             replication="database" if replication else None,
             startup_params={"options": address.options} if address.options else None,
             sock=connected,
-            ssl_context=False,  # done already: pg8000 does not give access to a socket that it wraps
+            ssl_context=False,  # done already: pg8000 gives no access to a socket that it wraps
         )
         # pg8000's file object refers to the socket and would keep it open after its `close`.
         session._sock.close()  # noqa: SLF001
@@ -147,7 +150,7 @@ def is_only_ipv6(host: str, error: OSError) -> bool:
 
     This machine then has no route to them, or the connection timed out.
     """
-    if not (isinstance(error, TimeoutError) or error.errno in _NO_WAY):
+    if not (isinstance(error, TimeoutError) or error.errno in _UNREACHABLE):
         return False
     try:
         families = {family for family, *_ in socket.getaddrinfo(host, None)}
@@ -167,7 +170,9 @@ def _open(address: ConnectionParameters, seconds: float) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX)
         try:
             connected.settimeout(seconds)
-            connected.connect(os.path.join(address.host, f".s.PGSQL.{address.port}"))  # noqa: PTH118
+            connected.connect(
+                os.path.join(address.host, f".s.PGSQL.{address.port}")  # noqa: PTH118
+            )
         except BaseException:
             connected.close()
             raise
@@ -176,13 +181,13 @@ def _open(address: ConnectionParameters, seconds: float) -> socket.socket:
     try:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected if address.tls is None else _wrap(connected, address.tls, address.host)
+        return connected if address.tls is None else _with_tls(connected, address.tls, address.host)
     except BaseException:
         connected.close()
         raise
 
 
-def _wrap(connected: socket.socket, tls: Tls, host: str) -> socket.socket:
+def _with_tls(connected: socket.socket, tls: Tls, host: str) -> socket.socket:
     connected.sendall(_SSL_REQUEST)
     if connected.recv(1) != b"S":
         raise UnreachableError("the server does not support TLS, which the DSN demands")

@@ -64,23 +64,25 @@ def relocate(
         if promoted_at is not None and position.lsn <= promoted_at:
             return position
         part = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
-        raise _lost(
+        raise _position_lost(
             server,
-            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, and is {part} this "
-            f"server's history, which is on timeline {current.timeline}",
+            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, "
+            f"and is {part} this server's history, which is on timeline {current.timeline}",
         )
     existing = catalog.slot(connection, slot)
     if existing is None or existing.confirmed_lsn is None:
-        raise _lost(server, f"it is another cluster, and has no replication slot {slot!r}")
+        raise _position_lost(server, f"it is another cluster, and has no replication slot {slot!r}")
     if existing.confirmed_lsn < position.lsn:
-        raise _lost(
+        raise _position_lost(
             server,
             f"it is another cluster, whose log is at {format_lsn(existing.confirmed_lsn)} while "
-            f"{format_lsn(position.lsn)} was captured; positions must not go back: use a new pipeline",
+            f"{format_lsn(position.lsn)} was captured; "
+            "positions must not go back: use a new pipeline",
         )
     logger.warning(
-        "%s is another cluster than before: reading goes on where its slot %s begins, at %s; whether "
-        "changes were committed between %s of the former and that cannot be told",
+        "%s is another cluster than before: "
+        "reading goes on where its slot %s begins, at %s; "
+        "whether changes were committed between %s of the former and that cannot be told",
         server.where,
         slot,
         format_lsn(existing.confirmed_lsn),
@@ -155,7 +157,7 @@ def logged_schema(sent: TableSchema) -> TableSchema:
 
 
 def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> dict[int, int]:
-    """Return for each older timeline the LSN at which it was left, from this timeline's history file."""
+    """Return the LSN at which each older timeline was left, from this one's history file."""
     if timeline == 1:
         return {}
     text = server.timeline_history(timeline, seconds)
@@ -167,7 +169,7 @@ def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> di
         ) from error
 
 
-def _lost(server: PostgresSourceServer, why: str) -> PositionLost:
+def _position_lost(server: PostgresSourceServer, why: str) -> PositionLost:
     return PositionLost(
         f"{server.where}: position lost after failover: {why}. Re-snapshot required."
     )

@@ -26,12 +26,12 @@ def pooled(where: str, host: str, port: str, user: str) -> SourceMisconfigured:
         user: The role, whose name may contain the project.
     """
     return SourceMisconfigured(
-        f"{where}: a connection pooler answers here, through which no log can be read; in source.config.dsn "
-        f"use {_direct(host, port, user)}"
+        f"{where}: a connection pooler answers here, through which no log can be read; "
+        f"in source.config.dsn use {_direct_address(host, port, user)}"
     )
 
 
-def _direct(host: str, port: str, user: str) -> str:
+def _direct_address(host: str, port: str, user: str) -> str:
     """Return the address of the server behind a pooler, as far as the pooler's reveals it."""
     role, _, project = user.partition(".")
     if host.endswith(_SUPABASE):
@@ -41,5 +41,8 @@ def _direct(host: str, port: str, user: str) -> str:
     if ".proxy-" in host:
         return "the endpoint of the instance or cluster itself, not that of its proxy"
     if port != "5432":
-        return f"the server's own port instead of {port}, usually 5432, and its own host if that is another"
+        return (
+            f"the server's own port instead of {port}, usually 5432, "
+            "and its own host if that is another"
+        )
     return "the host and port of the server itself"

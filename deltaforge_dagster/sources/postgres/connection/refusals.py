@@ -20,7 +20,10 @@ from deltaforge_dagster.sources.postgres.connection.service import PostgresServi
 _EXACT: dict[str, tuple[type[DeltaforgeError], str]] = {
     "28P01": (
         AuthFailed,
-        "wrong password for role {user!r}, or there is no such role (the server does not say which)",
+        (
+            "wrong password for role {user!r}, or there is no such role "
+            "(the server does not say which)"
+        ),
     ),
     "3D000": (SourceMisconfigured, "the database does not exist"),
     "53300": (
@@ -75,14 +78,14 @@ def translate(sqlstate: str | None, message: str, where: str, user: str) -> Delt
 
 
 def may_not_replicate(where: str, user: str, service: PostgresService) -> DeltaforgeError:
-    """Return the error for a role that the server does not let replicate, with what its service does about that."""
+    """Return the error for a role that may not replicate, with what its service does about it."""
     text, remedy = service.replication(user)
     more = f": {text}" if text else ""
     return PermissionMissing(f"{where}: role {user!r} may not replicate{more}", remedy=remedy)
 
 
 def connection_error(text: str, where: str) -> DeltaforgeError:
-    """Return the error for a connection that could not be opened, without an error from the server."""
+    """Return the error for a connection that failed to open, without a server's error."""
     reason = one_line(text)
     if "TLS" in reason or "SSL" in reason or "certificate" in reason:
         return SourceMisconfigured(f"{where}: {reason}; see sslmode and sslrootcert of the DSN")

@@ -32,11 +32,11 @@ class Reselection:
 
     def __init__(self, server: PostgresSourceServer) -> None:
         self._server = server
-        self._kept = KeptConnection(server, _SECONDS)
+        self._connection = KeptConnection(server, _SECONDS)
 
     def close(self) -> None:
         """Close the connection, which all questions share."""
-        self._kept.close()
+        self._connection.close()
 
     def answer(self, question: Question) -> Answer:
         """Return the rows' current values; if they are large, only those of the first rows.
@@ -45,11 +45,11 @@ class Reselection:
             PermissionMissing: The role may not read the table; the message has the grant.
             DeltaforgeError: As `refusals` translates any other error of the server.
         """
-        with self._kept.question() as connection:
+        with self._connection.question() as connection:
             try:
                 return self._answer(connection, question)
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
-                return _nothing(question)  # the table was altered at this moment
+                return _empty_answer(question)  # the table was altered at this moment
             except psycopg.errors.InsufficientPrivilege as error:
                 table = sql.Identifier(question.table.schema or "", question.table.table)
                 name = table.as_string(connection)
@@ -62,15 +62,15 @@ class Reselection:
     def _answer(self, connection: psycopg.Connection, question: Question) -> Answer:
         qualified = catalog.named(connection, question.relation)
         if qualified is None:
-            return _nothing(question)
+            return _empty_answer(question)
         name = sql.Identifier(*qualified)
         # Locks the table, so that its columns do not change until the end of the transaction.
         connection.execute(sql.SQL("SELECT FROM ONLY {} LIMIT 0").format(name))
         table = catalog.columns_now(connection, question.relation, *qualified)
-        columns = tuple(c for c in question.columns if _still(table, c) is not None)
-        keys = [_still(table, column) for column, _ in question.keys]
+        columns = tuple(c for c in question.columns if _current_column(table, c) is not None)
+        keys = [_current_column(table, column) for column, _ in question.keys]
         if not columns or None in keys:
-            return _nothing(question)
+            return _empty_answer(question)
         only = sql.SQL("") if table.partitioned else sql.SQL("ONLY ")
         query = _query(only + name, columns, [key for key in keys if key], question)
         copied, size = [], 0
@@ -86,13 +86,13 @@ class Reselection:
         return Answer(columns, b"".join(copied), asked)
 
 
-def _still(table: catalog.ColumnsNow, column: Column) -> catalog.ColumnNow | None:
+def _current_column(table: catalog.ColumnsNow, column: Column) -> catalog.ColumnNow | None:
     """Return the current column; None if it was dropped or has another type."""
     current = table.columns.get(column.name)
     return current if current is not None and current.type_oid == column.type_oid else None
 
 
-def _nothing(question: Question) -> Answer:
+def _empty_answer(question: Question) -> Answer:
     return Answer((), b"", question.rows)
 
 
@@ -102,7 +102,7 @@ def _query(
     keys: Sequence[catalog.ColumnNow],
     question: Question,
 ) -> sql.Composed:
-    """Return the COPY statement for the question's rows, in its order, each with its number from 0."""
+    """Return the COPY statement for the question's rows, in order, each with its number from 0."""
     names = [sql.Identifier(f"k{index}") for index in range(len(keys))]
     return sql.SQL(
         "COPY (SELECT asked.number - 1, {columns} FROM unnest({texts}) WITH ORDINALITY"

@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import Commands
 from deltaforge_dagster.sources.postgres.connection.service import recognized
 
 _RELOAD = "SELECT pg_reload_conf()"
-_MORE = 10
+_SPARE = 10
 """How many slots or senders to add on a server that has no free one."""
 
 _FILES = "pg_show_all_file_settings()"
@@ -34,14 +34,18 @@ def after_restart(connection: psycopg.Connection, name: str, value: str) -> tupl
     if service.managed:
         return service.change(name, value, restarts=True), ()
     row = connection.execute(
-        "SELECT source, pending_restart, has_function_privilege(%s, 'EXECUTE') FROM pg_settings WHERE name = %s",
+        "SELECT source, pending_restart, has_function_privilege(%s, 'EXECUTE')"
+        " FROM pg_settings WHERE name = %s",
         (_FILES, name),
     ).fetchone()
     assert row is not None
     source, waits, may_read = row
     if source == "command line":
         return (
-            f"{name} is set on the server's command line, so change it there ({name}={value}) and restart the server",
+            (
+                f"{name} is set on the server's command line, "
+                f"so change it there ({name}={value}) and restart the server"
+            ),
             (),
         )
     if waits or (may_read and _is_written(connection, name, value)):
@@ -60,7 +64,7 @@ def no_room(connection: psycopg.Connection, what: str, setting: str) -> tuple[st
     """
     row = connection.execute("SELECT current_setting(%s)::int", (setting,)).fetchone()
     assert row is not None
-    restart, statements = after_restart(connection, setting, str(row[0] + _MORE))
+    restart, statements = after_restart(connection, setting, str(row[0] + _SPARE))
     return f"all {what} are in use; drop or end one, or have more: {restart}", statements
 
 
@@ -74,7 +78,8 @@ def more_log(connection: psycopg.Connection, wanted: int) -> tuple[str, Commands
         wanted: The bytes of log that are expected to be kept.
     """
     row = connection.execute(
-        "SELECT setting::int8 * 1048576, source FROM pg_settings WHERE name = 'max_slot_wal_keep_size'"
+        "SELECT setting::int8 * 1048576, source FROM pg_settings"
+        " WHERE name = 'max_slot_wal_keep_size'"
     ).fetchone()
     assert row is not None  # servers before 13 have no limit, so none is too small
     limit, source = row
@@ -93,7 +98,8 @@ def more_log(connection: psycopg.Connection, wanted: int) -> tuple[str, Commands
 def _is_written(connection: psycopg.Connection, name: str, value: str) -> bool:
     """Return whether the configuration files have a value of a setting."""
     row = connection.execute(
-        f"SELECT setting = %s FROM {_FILES} WHERE name = %s ORDER BY seqno DESC LIMIT 1",  # noqa: S608 - a constant
+        f"SELECT setting = %s FROM {_FILES}"  # noqa: S608 - a constant
+        " WHERE name = %s ORDER BY seqno DESC LIMIT 1",
         (value, name),
     ).fetchone()
     return row is not None and bool(row[0])

@@ -108,7 +108,7 @@ class PostgresSourceServer:
             SpecError: `dsn` is neither. The message does not quote it.
         """
         parameters = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
-        name = _fitting(application_name)
+        name = _fitting_name(application_name)
         return cls(name, {**DSN_DEFAULTS, **parameters, "application_name": name})
 
     @property
@@ -213,7 +213,7 @@ class PostgresSourceServer:
                 return identified(connection)
             except psycopg.errors.SyntaxError:
                 # A pooler has dropped the parameter `replication`, so the command is no valid SQL.
-                raise self._pooled() from None
+                raise self._pooler_error() from None
 
     def timeline_history(self, timeline: int, seconds: float) -> str:
         """Return the history file of a timeline (manual: "Streaming Replication Protocol").
@@ -227,12 +227,12 @@ class PostgresSourceServer:
         return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
 
     def may_not_replicate(self) -> DeltaforgeError:
-        """Return the error for a role that the server does not let replicate, with what its service does about that."""
+        """Return the error for a role that may not replicate, with what its service does then."""
         with self.query(_SERVICE_SECONDS) as connection:
             return may_not_replicate(self.where, self.user, recognized(connection))
 
     def connect(self, seconds: float, *, replication: bool = False) -> psycopg.Connection:
-        """Open a connection with our settings; a statement may take half a second less than `seconds`.
+        """Open a connection with our settings; statements may take `seconds` less half a second.
 
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
@@ -251,12 +251,15 @@ class PostgresSourceServer:
                 prepare_threshold=None,
             )
         except psycopg.errors.ConnectionTimeout:
-            reason = f"no connection within {_CONNECT_SECONDS} s; is the address right, and does a firewall stand between?"
+            reason = (
+                f"no connection within {_CONNECT_SECONDS} s; "
+                "is the address right, and does a firewall stand between?"
+            )
             if handshake.is_only_ipv6(str(self._parameters["host"]), TimeoutError()):
                 reason = handshake.ONLY_IPV6
             problem = SourceUnavailable(f"{self.where}: {reason}")
         except psycopg.Error as error:
-            problem = self._why(str(error), replication=replication)
+            problem = self._connect_error(str(error), replication=replication)
         else:
             return self._with_settings(connection, seconds)
         raise problem
@@ -276,10 +279,10 @@ class PostgresSourceServer:
         assert row is not None
         if row[0] != SETTINGS["search_path"]:
             connection.close()
-            raise self._pooled()
+            raise self._pooler_error()
         return connection
 
-    def _why(self, text: str, *, replication: bool) -> DeltaforgeError:
+    def _connect_error(self, text: str, *, replication: bool) -> DeltaforgeError:
         """Return the error for a failed connection attempt of libpq.
 
         libpq provides only a text, in the server's language. So a second attempt, by pg8000, gets
@@ -308,7 +311,7 @@ class PostgresSourceServer:
             handshake.connect(full, _CONNECT_SECONDS, replication=replication).close()
         except (handshake.RefusedError, handshake.UnreachableError) as error:
             if isinstance(error, handshake.RefusedError) and error.sqlstate == PROTOCOL_VIOLATION:
-                return self._pooled()
+                return self._pooler_error()
         return connection_error(text, self.where)
 
     def _handshake(
@@ -323,14 +326,14 @@ class PostgresSourceServer:
             elif refused.sqlstate == PROTOCOL_VIOLATION or (
                 replication and refused.sqlstate == NOT_SUPPORTED
             ):
-                problem = self._pooled()
+                problem = self._pooler_error()
             else:
                 problem = translate(refused.sqlstate, refused.message, self.where, self.user)
         except handshake.UnreachableError as unreachable:
             problem = connection_error(str(unreachable), self.where)
         raise problem
 
-    def _pooled(self) -> DeltaforgeError:
+    def _pooler_error(self) -> DeltaforgeError:
         parameters = self._parameters
         return pooled(self.where, str(parameters["host"]), str(parameters["port"]), self.user)
 
@@ -347,17 +350,21 @@ class PostgresSourceServer:
 
 
 def identified(connection: psycopg.Connection) -> SystemIdentity:
-    """Return who the server of a replication connection is (manual: "Streaming Replication Protocol")."""
+    """Return who the server of a replication connection is.
+
+    Manual: "Streaming Replication Protocol".
+    """
     row = connection.execute("IDENTIFY_SYSTEM").fetchone()
     assert row is not None
     return SystemIdentity(str(row[0]), int(row[1]), parse_lsn(row[2]))
 
 
 class KeptConnection:
-    """A connection that is reused for many questions; opened for the first, and closed after any error.
+    """A connection that is reused for many questions.
 
-    Each question is a read-only transaction. A connection that was not used for half a minute is
-    reopened, since the server or a firewall may have ended it. Not thread-safe.
+    It is opened for the first question, and closed after any error. Each question is a read-only
+    transaction. A connection that was not used for half a minute is reopened, since the server or a
+    firewall may have ended it. Not thread-safe.
 
     Args:
         server: The server.
@@ -368,7 +375,7 @@ class KeptConnection:
         self._server = server
         self._seconds = seconds
         self._connection: psycopg.Connection | None = None
-        self._used = 0.0
+        self._used_at = 0.0
 
     @contextmanager
     def question(self) -> Generator[psycopg.Connection]:
@@ -378,7 +385,7 @@ class KeptConnection:
             DeltaforgeError: As `refusals` translates the server's error.
         """
         server, began = self._server, time.monotonic()
-        if began - self._used > _IDLE_SECONDS:
+        if began - self._used_at > _IDLE_SECONDS:
             self.close()
         connection = self._connection or server.connect(self._seconds)
         self._connection = connection
@@ -397,7 +404,7 @@ class KeptConnection:
                 if isinstance(error, psycopg.Error):
                     raise server.problem(error, self._seconds, cutter) from error
                 raise
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
 
     def close(self) -> None:
         """Close the connection; the next question opens another."""
@@ -406,10 +413,11 @@ class KeptConnection:
             self._connection = None
 
 
-def _fitting(application_name: str) -> str:
-    """Return a name that the server does not truncate; if it is too long, its end is replaced by a hash.
+def _fitting_name(application_name: str) -> str:
+    """Return a name that the server does not truncate.
 
-    The name must be unique: it decides which readers of the slot may be ended (`slots.claim`).
+    If the given name is too long, its end is replaced by a hash. The name must be unique: it
+    decides which readers of the slot may be ended (`slots.claim`).
     """
     name = application_name.encode()
     if len(name) <= NAME_BYTES:

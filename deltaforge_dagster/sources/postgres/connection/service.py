@@ -68,7 +68,7 @@ class PostgresService:
         return self.own.get(name, sentence).format(name=name, value=value)
 
     def replication(self, role: str) -> tuple[str, Commands]:
-        """Return who lets a role replicate, or what else to do, with the statement if there is one."""
+        """Return who lets a role replicate, or what else to do, with the statement if any."""
         quoted = sql.Identifier(role).as_string(None)
         return self.granted, (self.grant.format(role=quoted),) if self.grant else ()
 
@@ -76,7 +76,10 @@ class PostgresService:
 SELF_MANAGED = PostgresService("self-managed")
 """A server with a superuser who may do everything."""
 
-_RDS = "set {name} = {value} in the DB parameter group of the instance (a custom one, since the default cannot be changed)"
+_RDS = (
+    "set {name} = {value} in the DB parameter group of the instance "
+    "(a custom one, since the default cannot be changed)"
+)
 _CLOUD_FLAG = "set the flag {name} = {value} of the instance (console: Edit, Flags)"
 _AURORA = "set {name} = {value} in the DB cluster parameter group of the cluster (a custom one)"
 
@@ -87,12 +90,13 @@ SERVICES = (
         setting=_AURORA,
         restart=" and reboot the writer",
         own={
-            "wal_level": "set rds.logical_replication = 1 in the DB cluster parameter group of the cluster (a custom one) "
-            "and reboot the writer"
+            "wal_level": "set rds.logical_replication = 1 in the DB cluster parameter group "
+            "of the cluster (a custom one) and reboot the writer"
         },
         grant="GRANT rds_replication TO {role}",
         granted="the master user grants it",
-        primary="the endpoint of the cluster (`.cluster-`, not `.cluster-ro-`), which follows the writer",
+        primary="the endpoint of the cluster (`.cluster-`, not `.cluster-ro-`), "
+        "which follows the writer",
     ),
     PostgresService(
         "Amazon RDS for PostgreSQL",
@@ -102,8 +106,9 @@ SERVICES = (
         setting=_RDS,
         restart=" and reboot the instance",
         own={
-            "wal_level": "set rds.logical_replication = 1 in the DB parameter group of the instance (a custom one, since "
-            "the default cannot be changed) and reboot the instance"
+            "wal_level": "set rds.logical_replication = 1 in the DB parameter group "
+            "of the instance (a custom one, since the default cannot be changed) "
+            "and reboot the instance"
         },
         grant="GRANT rds_replication TO {role}",
         granted="the master user grants it",
@@ -116,7 +121,8 @@ SERVICES = (
         setting=_CLOUD_FLAG,
         restart=", which restarts it",
         own={
-            "wal_level": "set the flag alloydb.logical_decoding = on of the primary instance, which restarts it"
+            "wal_level": "set the flag alloydb.logical_decoding = on of the primary instance, "
+            "which restarts it"
         },
         granted="the user postgres sets it",
     ),
@@ -127,7 +133,8 @@ SERVICES = (
         setting=_CLOUD_FLAG,
         restart=", which restarts it",
         own={
-            "wal_level": "set the flag cloudsql.logical_decoding = on of the instance (console: Edit, Flags), which restarts it"
+            "wal_level": "set the flag cloudsql.logical_decoding = on of the instance "
+            "(console: Edit, Flags), which restarts it"
         },
         granted="the user postgres sets it",
     ),
@@ -144,9 +151,11 @@ SERVICES = (
         "Supabase",
         roles=("supabase_admin",),
         hosts=(".supabase.co", ".supabase.com"),
-        setting="set it with the Supabase CLI: supabase postgres-config update --config {name}={value}",
+        setting="set it with the Supabase CLI: "
+        "supabase postgres-config update --config {name}={value}",
         own={
-            "wal_level": "ask Supabase's support why wal_level is not logical, which it is by default"
+            "wal_level": "ask Supabase's support why wal_level is not logical, "
+            "which it is by default"
         },
         granted="the role postgres sets it",
     ),
@@ -156,12 +165,15 @@ SERVICES = (
         hosts=(".neon.tech",),
         setting="ask Neon's support to set {name} = {value}",
         own={
-            "wal_level": "enable logical replication in the settings of the project in Neon's console, which restarts its computes"
+            "wal_level": "enable logical replication in the settings of the project "
+            "in Neon's console, which restarts its computes"
         },
         grant="",
-        granted="make the role in Neon's console, with its CLI or API: such a role may replicate, one made with SQL may not",
-        caution="Neon drops a replication slot that nobody has read for about 40 hours while another one is read: let the "
-        "pipeline run at least once a day, or all the time, and do not pause it for longer",
+        granted="make the role in Neon's console, with its CLI or API: "
+        "such a role may replicate, one made with SQL may not",
+        caution="Neon drops a replication slot that nobody has read for about 40 hours "
+        "while another one is read: let the pipeline run at least once a day, "
+        "or all the time, and do not pause it for longer",
     ),
 )
 """Every service that is recognized; the first that matches counts."""
@@ -199,7 +211,8 @@ def _has_setting(connection: psycopg.Connection, names: tuple[str, ...]) -> bool
     """Return whether the server has one of the settings; one that our role may not read counts."""
     try:
         row = connection.execute(
-            "SELECT bool_or(current_setting(name, true) IS NOT NULL) FROM unnest(%s::text[]) AS name",
+            "SELECT bool_or(current_setting(name, true) IS NOT NULL)"
+            " FROM unnest(%s::text[]) AS name",
             (list(names),),
         ).fetchone()
     except psycopg.errors.InsufficientPrivilege:

@@ -2,7 +2,8 @@
 
 The output of `array_out` is (manual, section "Array Input and Output Syntax")::
 
-    [lower:upper]...=        only if a lower bound is not 1; skipped, since JSON arrays have no bounds
+    [lower:upper]...=        only if a lower bound is not 1; skipped, since JSON arrays have
+                             no bounds
     {element,element,...}    an element is NULL, or unquoted text, or
                              "text" with a backslash before each " and each backslash
     {{...},{...}}            more dimensions nest
@@ -46,7 +47,7 @@ ARRAY_GROWTH = 10
 ARRAY_OVERHEAD = 128
 
 _FIRST, _NEXT, _AFTER = range(3)
-"""States of the parser, by what may follow: element, brace or end; element or brace; comma or end."""
+"""States of the parser: element, brace or end may follow; element or brace; comma or end."""
 
 
 @kernel
@@ -92,7 +93,7 @@ def write_array(
     at: int,
     stack: Bytes,
 ) -> int:
-    """Write the array text `source[start:end]` as JSON; its elements have the scalar kind `element`.
+    """Write the array text `source[start:end]` as JSON; `element` is its elements' scalar kind.
 
     Returns the offset after it, or a negative code of `kernels.json_text`. `out` needs room for
     `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: an element with backslashes is first unescaped into

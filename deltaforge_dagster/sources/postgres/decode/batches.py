@@ -71,7 +71,10 @@ _DAMAGED = {
 
 
 UnchangedToast = Literal[0, 1] | Reselect
-"""What replaces an unchanged TOAST value: `rows.MARK`, `rows.OMIT`, or the current value from a `Reselect`."""
+"""What replaces an unchanged TOAST value.
+
+`rows.MARK`, `rows.OMIT`, or the current value from a `Reselect`.
+"""
 
 
 class PostgresBatchWriter:
@@ -125,7 +128,7 @@ class PostgresBatchWriter:
         )
         stop = first + shown.rows
         if shown.error is not None:
-            error = type(shown.error)(f"{shown.error}: {self._place(rows[stop], txs)}")
+            error = type(shown.error)(f"{shown.error}: {self._location(rows[stop], txs)}")
             if stop == first:
                 return None, stop, error
         event_ids = self._event_ids(rows, first, stop, txs)
@@ -134,14 +137,14 @@ class PostgresBatchWriter:
             # Only a database with encoding SQL_ASCII, which the server does not convert, sends
             # anything but UTF-8.
             bad = next(row for row in range(stop - first) if not _is_text(batch.slice(row, 1)))
-            error = CorruptLog(f"text that is not UTF-8: {self._place(rows[first + bad], txs)}")
+            error = CorruptLog(f"text that is not UTF-8: {self._location(rows[first + bad], txs)}")
             return (batch.slice(0, bad) if bad else None), first + bad, error
         return batch, stop, error
 
     def _write_texts(
         self, reselected: ReselectedValues, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
-        """Write the row images; return the number of the row after the last one, and the error at that row."""
+        """Write the row images; return the number of the next row, and the error at that row."""
         scratch = self._texts
         while True:
             stop = int(
@@ -166,20 +169,20 @@ class PostgresBatchWriter:
             if stop == last:
                 return stop, None
             if self._report[CODE] != NO_ROOM:
-                return stop, self._stopped_at(rows[stop], txs)
+                return stop, self._row_error(rows[stop], txs)
             if stop > first:
                 return stop, None
             room = scratch.texts[0].size
             if room == MAX_ROOM:
                 return stop, UnsupportedEvent(
-                    f"a row of {self._place(rows[stop], txs)} is larger than 2 GiB as JSON"
+                    f"a row of {self._location(rows[stop], txs)} is larger than 2 GiB as JSON"
                 )
             scratch.make_room(min(room * 2, MAX_ROOM))
 
-    def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
+    def _row_error(self, row: Longs, txs: Longs) -> DeltaforgeError:
         """Return the error for the code that `write_changes` reported at `row`."""
         code, column = int(self._report[CODE]), int(self._report[COLUMN])
-        where = self._place(row, txs)
+        where = self._location(row, txs)
         if column >= 0:
             version = int(row[ROW_TABLE])
             ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
@@ -189,7 +192,7 @@ class PostgresBatchWriter:
             return UnsupportedEvent(f"{_UNSUPPORTED[code]}: {where}")
         return CorruptLog(f"{_DAMAGED[code]}: {where}")
 
-    def _place(self, row: Longs, txs: Longs) -> str:
+    def _location(self, row: Longs, txs: Longs) -> str:
         table = self._versions.version_name(int(row[ROW_TABLE]))
         xid = int(txs[row[ROW_TX], TX_XID])
         return f"table {table}, transaction {xid}, at {format_lsn(int(row[ROW_LSN]))}"
@@ -221,10 +224,12 @@ class PostgresBatchWriter:
             **self._texts.columns(shown, count),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_LSN])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
-            "tx_id": coded(tx - first_tx, xids, _if_any(outside)),
+            "tx_id": coded(tx - first_tx, xids, _nonempty_mask(outside)),
             "tx_end": pa.array(rows[:, ROW_LAST] == 1),
-            "schema_version": coded(names.version_codes[table], names.versions, _if_any(messages)),
-            "schema_sequence": pa.array(names.sequences[table], mask=_if_any(messages)),
+            "schema_version": coded(
+                names.version_codes[table], names.versions, _nonempty_mask(messages)
+            ),
+            "schema_sequence": pa.array(names.sequences[table], mask=_nonempty_mask(messages)),
             "event_id": event_ids,
             **_payloads(source, rows),
             "raw_payload": pa.array(np.zeros(count, np.bool_)),
@@ -243,7 +248,7 @@ def _payloads(source: Bytes, rows: Longs) -> dict[str, pa.Array[Any]]:
     return {"ddl": pa.array(payloads, pa.string())}
 
 
-def _if_any(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
+def _nonempty_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
     """Return the mask, or None if it masks nothing."""
     return mask if mask.any() else None
 

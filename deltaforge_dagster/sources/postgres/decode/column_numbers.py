@@ -111,9 +111,9 @@ class ColumnNumbers:
     """
 
     def __init__(self, ask: AskColumns, notes: SourceNotes, start: Position) -> None:
-        self._ask = ask
+        self._query_columns = ask
         self._notes = notes
-        self._known = {
+        self._last_described = {
             table: LoggedColumns(**json.loads(text)) for table, text in notes.defined(start).items()
         }
 
@@ -122,7 +122,7 @@ class ColumnNumbers:
 
         None if it was not described yet, or if its name belonged to another table then.
         """
-        logged = self._known.get(relation.full_name)
+        logged = self._last_described.get(relation.full_name)
         return logged if logged is not None and logged.oid == relation.oid else None
 
     def of(self, relation: Relation, position: LsnPosition) -> LoggedColumns:
@@ -134,7 +134,7 @@ class ColumnNumbers:
         names = [column.name for column in relation.columns]
         types = [column.type_oid for column in relation.columns]
         previous = self.known(relation)
-        current = self._ask(relation.oid)
+        current = self._query_columns(relation.oid)
         xid = position.tx_id
         if previous is not None and previous.numbers is not None and previous.names == names:
             dropped = any(
@@ -144,30 +144,30 @@ class ColumnNumbers:
             if not dropped:
                 whole, file = (
                     _is_whole(previous.numbers, current, xid),
-                    _file_then(previous.numbers, current),
+                    _file_number(previous.numbers, current),
                 )
                 return LoggedColumns(previous.oid, names, previous.numbers, file, whole, types)
         numbers = _by_name(relation, previous, current.columns, xid)
         if numbers is None:
-            numbers = _by_place(relation, current.columns, xid)
+            numbers = _by_order(relation, current.columns, xid)
         whole = numbers is not None and _is_whole(numbers, current, xid)
-        file = None if numbers is None else _file_then(numbers, current)
+        file = None if numbers is None else _file_number(numbers, current)
         return LoggedColumns(relation.oid, names, numbers, file, whole, types)
 
     def note(self, relation: Relation, columns: LoggedColumns, position: Position) -> None:
         """Store the columns that a table has from a position on; durable when this returns."""
-        if self._known.get(relation.full_name) != columns:
+        if self._last_described.get(relation.full_name) != columns:
             self._notes.define({relation.full_name: json.dumps(asdict(columns))}, position)
-            self._known[relation.full_name] = columns
+            self._last_described[relation.full_name] = columns
 
 
 def _precedes(xid: int, other: int) -> bool:
-    """Return whether a transaction id is before another one, as the server compares them: modulo 2^32."""
+    """Return whether a transaction id is before another one, modulo 2^32 as on the server."""
     return 0 < (other - xid) % _XIDS < _XIDS // 2
 
 
 def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> bool:
-    """Return whether the table had no other columns in a transaction, as far as the catalog knows."""
+    """Return whether the catalog knows no other columns of the table in a transaction."""
     return not any(
         number not in numbers
         and not column.generated
@@ -177,8 +177,8 @@ def _is_whole(numbers: list[int], catalog: CatalogColumns, xid: int | None) -> b
     )
 
 
-def _file_then(numbers: list[int], catalog: CatalogColumns) -> int | None:
-    """Return the number of the file that the table had with these columns; None if others were added since."""
+def _file_number(numbers: list[int], catalog: CatalogColumns) -> int | None:
+    """Return the number of the table's file with these columns; None if others were added since."""
     is_ahead = any(
         number not in numbers and column.name is not None and not column.generated
         for number, column in catalog.columns.items()
@@ -299,15 +299,15 @@ def _increase(numbers: Iterable[int]) -> bool:
     return all(number < following for number, following in itertools.pairwise(numbers))
 
 
-def _by_place(
+def _by_order(
     relation: Relation, catalog: Mapping[int, NumberedColumn], xid: int | None
 ) -> list[int] | None:
-    """Return the columns' numbers by their order, if the table can have had only these in a transaction.
+    """Return the columns' numbers by their order; None if the table can have had others.
 
-    It had as many columns as the log describes. Columns that the log leaves out, such as generated
-    ones, would be counted wrongly; so the types must be those of the catalog, too. It is not known
-    whether a column that the transaction itself dropped still existed for its rows, so both are
-    tried.
+    In the transaction, it had as many columns as the log describes. Columns that the log leaves
+    out, such as generated ones, would be counted wrongly; so the types must be those of the
+    catalog, too. It is not known whether a column that the transaction itself dropped still existed
+    for its rows, so both are tried.
     """
     present = [number for number in sorted(catalog) if not catalog[number].is_dropped(xid)]
     dropped = [number for number in catalog if catalog[number].is_dropped_in(xid)]
@@ -317,12 +317,12 @@ def _by_place(
         tuple(numbers)
         for count in range(len(dropped) + 1)
         for subset in itertools.combinations(dropped, count)
-        if (numbers := _as_many(sorted([*present, *subset]), relation, catalog, xid)) is not None
+        if (numbers := _leading(sorted([*present, *subset]), relation, catalog, xid)) is not None
     }
     return list(*possible) if len(possible) == 1 else None
 
 
-def _as_many(
+def _leading(
     present: list[int],
     relation: Relation,
     catalog: Mapping[int, NumberedColumn],

@@ -93,7 +93,10 @@ from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 
 MAX_ROWS = 1 << 17
-"""The most changes, and the most transactions, per round of the kernels: enough for 4 MiB of the smallest rows."""
+"""The most changes, and the most transactions, per round of the kernels.
+
+Enough for 4 MiB of the smallest rows.
+"""
 
 NO_OUTBOX = Globs(())
 """Matches no prefix: there are no outboxes."""
@@ -189,13 +192,13 @@ class PostgresDecoder:
         # The newest change of the open transaction, kept back until it is known whether it is the
         # last.
         self._held: pa.RecordBatch | None = None
-        self._described = b""
-        self._told = start.lsn
-        self._unclaimed = 0
+        self._last_description = b""
+        self._reported_lsn = start.lsn
+        self._unreported_bytes = 0
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> DecodedPgoutput:
-        """Decode `data[:length]`: the bytes that the last call did not consume, followed by new ones.
+        """Decode `data[:length]`: the bytes that the last call did not consume, then new ones.
 
         `data` may be overwritten as soon as this returns. Errors are returned as
         `DecodedPgoutput.error`, not raised. After an error, every call returns it again.
@@ -213,7 +216,7 @@ class PostgresDecoder:
                 stop = self._scan(source)
                 batches += self._flush(source, begun)
                 if stop == HELD_CHANGE and self._error is None:
-                    batches += self._keep(source)
+                    batches += self._hold_change(source)
                     stop = FULL
         if stop == FOREIGN and self._error is None:
             foreign = chr(source[state[OFFSET]])
@@ -222,7 +225,10 @@ class PostgresDecoder:
         )
 
     def _scan(self, source: Bytes) -> int:
-        """Scan into `rows` and `txs`, handling messages that stop the kernel; return the final stop code."""
+        """Scan into `rows` and `txs`; return the final stop code.
+
+        Messages that stop the kernel are handled, and scanning continues.
+        """
         state, versions = self._state, self._versions
         self._begin_round()
         while True:
@@ -230,7 +236,7 @@ class PostgresDecoder:
             if stop in (NEED_MORE, FULL, FOREIGN, HELD_CHANGE):
                 return stop
             try:
-                self._act(stop, source)
+                self._handle(stop, source)
             except DeltaforgeError as error:
                 self._error = error
                 return stop
@@ -243,10 +249,11 @@ class PostgresDecoder:
         self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
         state[TXS] = 1 if state[OPEN] else 0
 
-    def _keep(self, source: Bytes) -> list[ChangeBatch]:
-        """Return batches for a change of a held table, undecoded; everything before it was returned already.
+    def _hold_change(self, source: Bytes) -> list[ChangeBatch]:
+        """Return batches for a change of a held table, undecoded.
 
-        A TRUNCATE may also be about other tables; for these, it is decoded.
+        Everything before it was returned already. A TRUNCATE may also be about other tables; for
+        these, it is decoded.
         """
         state, at = self._state, int(self._state[OFFSET])
         begun, end = at + 5 + XLOG_HEADER, int(state[END])
@@ -271,7 +278,7 @@ class PostgresDecoder:
                 batches += self._flush(source, at)
             state[INDEX] += 1
         state[OFFSET] = end
-        self._unclaimed += end - at
+        self._unreported_bytes += end - at
         return batches
 
     def decode_held(self, events: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
@@ -287,9 +294,9 @@ class PostgresDecoder:
         state = self._state
         self._txs[0] = kept.tx
         state[TXS], state[OPEN], state[INDEX], state[OFFSET] = 1, 1, kept.index, 0
-        repeated = kept.description == self._described  # describing may ask the catalog
+        repeated = kept.description == self._last_description  # describing may ask the catalog
         source = read_only(kept.change if repeated else kept.description + kept.change)
-        self._described = kept.description
+        self._last_description = kept.description
         self._scan(source)
         for reason in self._versions.held.values():
             raise UnsupportedEvent(reason)
@@ -300,7 +307,7 @@ class PostgresDecoder:
         assert row is not None
         return row
 
-    def _act(self, stop: int, source: Bytes) -> None:
+    def _handle(self, stop: int, source: Bytes) -> None:
         """Handle the message at which `scan` stopped; the scan then continues after it."""
         state = self._state
         at, end = int(state[OFFSET]), int(state[END])
@@ -327,7 +334,7 @@ class PostgresDecoder:
     def _take_message(
         self, message: LogicalMessage, content: Bytes, end: int, sent_us: int
     ) -> None:
-        """Record a logical message as a change of the open transaction, or as a transaction of its own."""
+        """Record a logical message as a change of the open transaction, or as one of its own."""
         state, rows, txs = self._state, self._rows, self._txs
         if message.transactional != bool(state[OPEN]):
             raise CorruptLog(f"{_DAMAGE[BAD_ORDER]}, {self._where()}")
@@ -352,9 +359,9 @@ class PostgresDecoder:
         state[ROWS] += 1
 
     def _position(self) -> LsnPosition:
-        """Return the position of the open transaction's commit; between transactions, that of the last one."""
+        """Return the position of the open transaction's commit, or else of the last one."""
         if not self._state[OPEN]:
-            return LsnPosition(max(self._told, int(self._state[IDLE_LSN])))
+            return LsnPosition(max(self._reported_lsn, int(self._state[IDLE_LSN])))
         tx = self._txs[self._state[TXS] - 1]
         return LsnPosition(int(tx[TX_FINAL_LSN]), int(tx[TX_XID]))
 
@@ -381,20 +388,20 @@ class PostgresDecoder:
         if error is not None:  # it comes before any error that the scan found
             self._error = error
             return batches
-        if state[IDLE_LSN] > self._told:
+        if state[IDLE_LSN] > self._reported_lsn:
             xid = int(state[IDLE_XID])
-            batches.append(self._until(None, int(state[IDLE_LSN]), None if xid < 0 else xid))
+            batches.append(self._ending_at(None, int(state[IDLE_LSN]), None if xid < 0 else xid))
         if count > whole and self._error is None:
             written, cursor, error = self._write(source, whole, count - 1, cursor)
             batches += written
             if error is None:
                 self._held, _, error = self._writer.write(source, rows, count - 1, count, self._txs)
             self._error = error
-        self._unclaimed += int(state[OFFSET]) - cursor
+        self._unreported_bytes += int(state[OFFSET]) - cursor
         return batches
 
     def _release_held(self, count: int) -> list[ChangeBatch]:
-        """Return the change that was kept back, if it is known whether it is its transaction's last."""
+        """Return the held-back change, if it is known whether it is its transaction's last."""
         held, tx = self._held, self._txs[0]
         if held is None:
             return []
@@ -403,7 +410,7 @@ class PostgresDecoder:
             return [ChangeBatch(held, None)]
         if tx[TX_END_LSN]:
             self._held = None
-            return [self._until(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]
+            return [self._ending_at(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]
         return []
 
     def _write(
@@ -419,22 +426,22 @@ class PostgresDecoder:
                 break
             committed = np.flatnonzero(rows[first:stop, ROW_LAST])
             cut = int(committed[-1]) + 1 if committed.size else 0
-            log_bytes = int(rows[stop - 1, ROW_END]) - cursor + self._unclaimed
-            cursor, self._unclaimed = int(rows[stop - 1, ROW_END]), 0
+            log_bytes = int(rows[stop - 1, ROW_END]) - cursor + self._unreported_bytes
+            cursor, self._unreported_bytes = int(rows[stop - 1, ROW_END]), 0
             if cut:
                 tx = txs[rows[first + cut - 1, ROW_TX]]
                 whole = batch.slice(0, cut)
                 xid = int(tx[TX_XID]) or None
-                batches.append(self._until(whole, int(tx[TX_END_LSN]), xid, log_bytes))
+                batches.append(self._ending_at(whole, int(tx[TX_END_LSN]), xid, log_bytes))
                 log_bytes = 0
             if cut < stop - first:
                 batches.append(ChangeBatch(batch.slice(cut), None, log_bytes))
             first = stop
         return batches, cursor, error
 
-    def _until(
+    def _ending_at(
         self, rows: pa.RecordBatch | None, lsn: int, xid: int | None, log_bytes: int = 0
     ) -> ChangeBatch:
         """Return a batch whose end is `lsn`, and record that position as returned."""
-        self._told = lsn
+        self._reported_lsn = lsn
         return ChangeBatch(rows, LsnPosition(lsn, xid), log_bytes)

@@ -61,7 +61,7 @@ def parse_held(data: bytes) -> HeldChange:
 
 
 def changes_of(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the OID of each table that a pgoutput message changes, and a message for this table alone."""
+    """Yield the OID of each table that a pgoutput message changes, and a message for it alone."""
     if message[0] != _TRUNCATE:
         yield int.from_bytes(message[1:5], "big"), message
         return
@@ -74,7 +74,7 @@ def changes_of(message: bytes) -> Iterator[tuple[int, bytes]]:
 def decoded(
     events: Iterator[bytes], decode: Callable[[HeldChange], pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode held changes; yield the row of each, with `tx_end` set for the last of each transaction."""
+    """Decode held changes; yield each one's row, with `tx_end` set if it ends a transaction."""
     before: HeldChange | None = None
     for data in events:
         kept = parse_held(data)

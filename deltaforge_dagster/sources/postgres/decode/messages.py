@@ -50,7 +50,7 @@ class MessageFilter:
         self._stack = np.empty(MAX_DEPTH, np.uint8)
 
     def takes(self, message: LogicalMessage, content: Bytes) -> bool:
-        """Return whether the message becomes an event; count and log it if its content is not JSON."""
+        """Return whether the message becomes an event; count and log one that is not JSON."""
         if message.prefix == HEARTBEAT:
             return False
         if _is_json(content, self._room(content.size), self._stack):
@@ -58,7 +58,8 @@ class MessageFilter:
         self.skipped += 1
         if self.skipped <= _FIRST_WARNINGS or self.skipped % _THEN_EVERY == 0:
             logger.warning(
-                "left out the logical message with prefix %r at %s: its content is no JSON in UTF-8 "
+                "left out the logical message with prefix %r at %s: "
+                "its content is no JSON in UTF-8 "
                 "(%d such messages since reading began)",
                 message.prefix,
                 format_lsn(message.lsn),
@@ -73,7 +74,7 @@ class MessageFilter:
 
 
 def _is_json(content: Bytes, out: Bytes, stack: Bytes) -> bool:
-    """Return whether the content is JSON in UTF-8; a document that is nested too deeply counts as JSON."""
+    """Return whether content is JSON in UTF-8; a document nested too deeply counts as JSON."""
     try:
         content.tobytes().decode()
     except UnicodeDecodeError:

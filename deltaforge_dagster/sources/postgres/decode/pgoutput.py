@@ -1,4 +1,4 @@
-"""The wire format of PostgreSQL's logical replication stream, and parsers for its infrequent messages.
+"""The wire format of PostgreSQL's logical replication, and parsers for infrequent messages.
 
 Manual: "Message Formats", "Streaming Replication Protocol" and "Logical Replication Message
 Formats" (version 1 of pgoutput, values as text). Numbers are big-endian, a String ends with a zero
@@ -48,7 +48,10 @@ XLOG_HEADER = 25
 """Bytes of an XLogData message before the pgoutput message in it."""
 
 MAX_MESSAGE = (1 << 30) + (1 << 16)
-"""The largest valid message size: PostgreSQL's messages have at most 1 GiB, so a larger size is damage."""
+"""The largest valid message size.
+
+PostgreSQL's messages have at most 1 GiB, so a larger size is damage.
+"""
 
 MESSAGE_NAMES = {
     "B": "Begin",
@@ -92,7 +95,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class SentType:
-    """A Type message: the name of a type at this place in the log; for a domain, the name of its base type."""
+    """A Type message: the name of a type at this place in the log.
+
+    For a domain, it is the name of its base type.
+    """
 
     oid: int
     schema: str
@@ -132,7 +138,7 @@ class _FieldReader:
 
     def __init__(self, content: bytes, what: str) -> None:
         self._content = content
-        self._what = what
+        self._label = what
         self._at = 0
 
     @property
@@ -143,23 +149,23 @@ class _FieldReader:
         try:
             (value,) = struct.unpack_from(fmt, self._content, self._at)
         except struct.error as error:
-            raise CorruptLog(f"{self._what} ends too early") from error
+            raise CorruptLog(f"{self._label} ends too early") from error
         self._at += struct.calcsize(fmt)
         return int(value)
 
     def string(self) -> str:
         end = self._content.find(b"\0", self._at)
         if end < 0:
-            raise CorruptLog(f"a name in {self._what} does not end")
+            raise CorruptLog(f"a name in {self._label} does not end")
         raw, self._at = self._content[self._at : end], end + 1
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise CorruptLog(f"a name in {self._what} is not UTF-8") from error
+            raise CorruptLog(f"a name in {self._label} is not UTF-8") from error
 
     def finish(self) -> None:
         if self.left:
-            raise CorruptLog(f"{self._what} goes on after its last field")
+            raise CorruptLog(f"{self._label} goes on after its last field")
 
 
 def parse_relation(content: bytes) -> Relation:
@@ -219,6 +225,6 @@ def parse_message(content: bytes) -> LogicalMessage:
 
 
 def truncate_payload(flags: int) -> str:
-    """Return the JSON text for the column `ddl` of a TRUNCATE event, from the flags of the Truncate message."""
+    """Return the JSON text of a TRUNCATE event's column `ddl`, from its message's flags."""
     cascade, restart = json.dumps(bool(flags & 1)), json.dumps(bool(flags & 2))
     return f'{{"sql":"TRUNCATE","cascade":{cascade},"restart_identity":{restart}}}'

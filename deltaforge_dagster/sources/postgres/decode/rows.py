@@ -270,7 +270,7 @@ def _write_key(
     out_at: int,
     report: Longs,
 ) -> int:
-    """Write the key: values of key columns copied from `image`, or, if missing there, from `old_image`."""
+    """Write the key: values of key columns from `image` or, if missing there, `old_image`."""
     opening = OPEN_BRACE
     for index in range(tables[table, TABLE_COLUMNS]):
         column = tables[table, TABLE_FIRST] + index
@@ -316,7 +316,7 @@ def write_changes(
     unchanged_toast: int,
     reselected: Longs,
 ) -> int:
-    """Write the images and keys of `rows[first:last]`, and return the number of the row where it stopped.
+    """Write the images and keys of `rows[first:last]`; return the number of the row it stopped at.
 
     `before`, `after` and `key` are filled from their start; `ends[text, i]` is where the text of
     row `first + i` ends, and `valid[text, i]` is 0 for null. If it stopped before `last`, `report`
@@ -403,7 +403,7 @@ def write_changes(
 def write_event_ids(
     rows: Longs, first: int, last: int, txs: Longs, seed: npt.NDArray[np.uint64], out: Bytes
 ) -> None:
-    """Write the event ids of `rows[first:last]`, 36 bytes each, one after another, from the start of `out`.
+    """Write the event ids of `rows[first:last]`, 36 bytes each, from the start of `out`.
 
     A change is identified by its transaction's commit LSN and xid, and its index in the
     transaction.

@@ -63,7 +63,7 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
 _MESSAGE = ord("M")
 
 HELD, IGNORED, UNKNOWN = -3, -2, -1
-"""Used instead of a table version: the relation is held; it is not captured; it has no Relation message."""
+"""In place of a table version: the relation is held; not captured; has no Relation message."""
 
 
 @kernel

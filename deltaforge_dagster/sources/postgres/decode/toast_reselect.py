@@ -90,7 +90,10 @@ class Reselect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReselectedValues:
-    """Reselected values for `rows.write_changes`; `source` is the read buffer followed by the values' texts."""
+    """Reselected values for `rows.write_changes`.
+
+    `source` is the read buffer followed by the values' texts.
+    """
 
     lines: Longs
     source: Bytes
@@ -111,7 +114,7 @@ class ToastReselector:
     def reselect(
         self, source: Bytes, rows: Longs, first: int, last: int
     ) -> tuple[ReselectedValues, int]:
-        """Return the missing values of `rows[first:last]`, or of the first of them; and the end of those rows.
+        """Return the missing values of `rows[first:last]`, or of its first rows, and their end.
 
         At least one row is covered.
 
@@ -127,13 +130,19 @@ class ToastReselector:
         version_of = rows[holes[:, HOLE_ROW], ROW_TABLE]
         parts: list[tuple[Longs, Bytes]] = []
         for version in dict.fromkeys(version_of.tolist()):
-            lines, text, asked = self._ask(source, version, holes[version_of == version])
+            lines, text, asked = self._reselect_table(source, version, holes[version_of == version])
             last = min(last, asked)
             parts.append((lines, text))
-        return _together(source, parts, last), last
+        return _merged(source, parts, last), last
 
-    def _ask(self, source: Bytes, version: int, holes: Longs) -> tuple[Longs, Bytes, int]:
-        """Reselect values of one table; return their lines, their texts, and the first row that is not covered."""
+    def _reselect_table(
+        self, source: Bytes, version: int, holes: Longs
+    ) -> tuple[Longs, Bytes, int]:
+        """Reselect values of one table.
+
+        Returns:
+            Their lines, their texts, and the first row that is not covered.
+        """
         table = self._versions.schemas[version]
         key = [c.name in table.primary_key for c in table.columns]
         in_key = np.array(key, np.bool_)[holes[:, HOLE_COLUMN]]
@@ -166,7 +175,7 @@ class ToastReselector:
 
 
 def _keys(source: Bytes, holes: Longs, indexes: list[int]) -> tuple[list[int], list[list[str]]]:
-    """Return the numbers of the rows whose key is completely known, and for each key column its texts."""
+    """Return the numbers of the rows whose whole key is known, and each key column's texts."""
     by_row: dict[int, dict[int, str]] = {}
     for row, column, start, end in holes[holes[:, HOLE_START] != MISSING].tolist():
         # A key that is not UTF-8 is altered by this, and so matches no row.
@@ -177,14 +186,20 @@ def _keys(source: Bytes, holes: Longs, indexes: list[int]) -> tuple[list[int], l
 
 
 def _row(numbers: list[int], text: bytes) -> int:
-    """Return the row that a line of COPY text belongs to; `text` is its first field, an index into `numbers`."""
+    """Return the row that a line of COPY text belongs to.
+
+    `text` is the line's first field, an index into `numbers`.
+    """
     if not text.isdigit() or int(text) >= len(numbers):
         raise CorruptLog("the server's answer names a row that was not asked for")
     return numbers[int(text)]
 
 
-def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> ReselectedValues:
-    """Append the texts to the read buffer, and sort their lines by row and column; drop rows from `last` on."""
+def _merged(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> ReselectedValues:
+    """Append the texts to the read buffer; drop rows from `last` on.
+
+    The lines are sorted by row and column.
+    """
     if not any(len(lines) for lines, _ in parts):
         return ReselectedValues(NOTHING, source)
     base = source.size

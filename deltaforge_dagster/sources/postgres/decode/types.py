@@ -72,7 +72,7 @@ class TypeCatalog(Protocol):
         ...
 
     def remade_type(self, schema: str, name: str) -> int | None:
-        """Return the OID of the type that now has the name of a dropped type; None if it must not be used."""
+        """Return the OID of the type that now has a dropped type's name; None if it is unusable."""
         ...
 
     def system_type(self, name: str) -> int | None:

@@ -61,7 +61,7 @@ def find_unchanged_toast(
     columns: Longs,
     holes: Longs,
 ) -> tuple[int, int]:
-    """Record in `holes` the missing values of updates among `rows[first:last]`, and the keys of those rows.
+    """Record in `holes` the missing values of updates in `rows[first:last]`, and their rows' keys.
 
     Returns the number of used lines of `holes`, and the row where it stopped: `last`, or a row for
     which `holes` has no room, or one that does not follow its format. Lines are ordered by row; a

@@ -1,4 +1,4 @@
-"""Table versions: with which definition of a table the changes after a Relation message are decoded.
+"""Table versions: which definition of a table decodes the changes after a Relation message.
 
 The server describes a table before its first change, and again whenever the table may have changed
 (also after an ANALYZE). Each different description becomes a version. It is registered, so that it
@@ -98,8 +98,8 @@ class PostgresTableVersions:
         self._built_in = built_in
         self._numbers = numbers
         self._fills = fills
-        self._known: dict[tuple[bytes, tuple[str, ...], tuple[int, ...]], int] = {}
-        self._shown: dict[int, TableSchema] = {}
+        self._by_description: dict[tuple[bytes, tuple[str, ...], tuple[int, ...]], int] = {}
+        self._visible: dict[int, TableSchema] = {}
         self._by_relation: dict[int, int] = {}
         self._by_prefix: dict[str, int] = {}
         self._sent_types: dict[int, SentType] = {}
@@ -146,7 +146,7 @@ class PostgresTableVersions:
             self._index()
 
     def name_type(self, message: bytes) -> None:
-        """Remember a Type message, without its type byte; it precedes the Relation message that needs it.
+        """Remember a Type message (without its type byte) for the Relation message that needs it.
 
         Raises:
             CorruptLog: The bytes are not a Type message.
@@ -160,7 +160,7 @@ class PostgresTableVersions:
         return self._descriptions[oid]
 
     def of_messages(self, prefix: str) -> int:
-        """Return the version for logical messages with this prefix; it has no columns and no stamp."""
+        """Return the version, without columns and stamp, for logical messages with this prefix."""
         version = self._by_prefix.get(prefix)
         if version is None:
             schema = OUTBOX if self._outboxes.match([prefix]) else MESSAGES
@@ -185,21 +185,21 @@ class PostgresTableVersions:
             self.hiding.refuse_to_hold(relation.schema, relation.table, reason)
             return HELD
         try:
-            key = self._key(relation, position)
+            key = self._key_columns(relation, position)
             columns = LoggedColumns(
                 relation.oid, [column.name for column in relation.columns], None
             )
             if self._numbers is not None:
                 columns = self._numbers.of(relation, position)
             described = message, key, tuple(columns.numbers or ())
-            version = self._known.get(described)
+            version = self._by_description.get(described)
             if version is not None and self._by_relation.get(relation.oid) == version:
                 return version
             if version is None:
-                version = self._add(relation, key, columns, position)
-                self._known[described] = version
+                version = self._register(relation, key, columns, position)
+                self._by_description[described] = version
             else:
-                self._registry.register(self._shown[version], position)  # it is in force again
+                self._registry.register(self._visible[version], position)  # it is in force again
             if self._numbers is not None:
                 self._numbers.note(relation, columns, position)
         except UnsupportedEvent as error:
@@ -208,7 +208,7 @@ class PostgresTableVersions:
             return HELD
         return version
 
-    def _key(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
+    def _key_columns(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
         """Return the key columns, in the table's order."""
         names = [column.name for column in relation.columns]
         if relation.identity in "di":
@@ -223,7 +223,7 @@ class PostgresTableVersions:
             )
         return tuple(name for name in names if name in primary_key)
 
-    def _add(
+    def _register(
         self,
         relation: Relation,
         key: tuple[str, ...],
@@ -257,7 +257,7 @@ class PostgresTableVersions:
             primary_key=key,
             relation=relation.oid,
         )
-        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        shown = self._visible[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
         stamp = self._registry.register(shown, position)
         return self._lay_out(relation.oid, schema, types, stamp)
 

@@ -1,1 +1,4 @@
-"""Snapshots of PostgreSQL's tables: read in `chunks` with COPY, with values in the same format as from the log."""
+"""Snapshots of PostgreSQL's tables, read in `chunks` with COPY.
+
+The values have the same format as from the log.
+"""

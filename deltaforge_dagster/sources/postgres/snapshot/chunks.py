@@ -43,12 +43,15 @@ class PostgresSnapshotTable:
 
     @property
     def source(self) -> sql.Composed:
-        """The table for FROM and LOCK TABLE: with its partitions, but without tables that inherit from it."""
+        """The table for FROM and LOCK TABLE.
+
+        It includes its partitions, but not tables that inherit from it.
+        """
         only = sql.SQL("") if self.table.partitioned else sql.SQL("ONLY ")
         return only + self.table.identifier
 
     def bound(self, operator: str, literals: str) -> sql.Composed:
-        """Return the SQL condition that compares the key with `literals`, a JSON array of SQL literals."""
+        """Return the SQL condition that compares the key with a JSON array of SQL literals."""
         values = sql.SQL(", ").join(sql.SQL(literal) for literal in json.loads(literals))
         columns = sql.SQL(", ").join(map(sql.Identifier, self.key))
         assert self.operators is not None
@@ -116,7 +119,7 @@ def _by_key(
 def _walk(
     connection: psycopg.Connection, target: PostgresSnapshotTable, after: str | None, step: int
 ) -> str | None:
-    """Return the key of the row `step` rows after a key, as SQL literals; None if there are fewer rows."""
+    """Return the key `step` rows after a key, as SQL literals; None if there are fewer rows."""
     begin = sql.SQL("") if after is None else sql.SQL("WHERE ") + target.bound(">", after)
     columns = [sql.Identifier(name) for name in target.key]
     literals = [

@@ -44,7 +44,7 @@ _ROOM = 64 << 10
 def buffers(
     connection: psycopg.Connection, query: sql.Composed, functions: Functions | None = FUNCTIONS
 ) -> Iterator[Bytes | bytes]:
-    """Send a COPY; return an iterator of buffers with its lines once the server has accepted the statement.
+    """Send a COPY; once the server has accepted it, return an iterator of buffers with its lines.
 
     The connection is busy until the iterator is exhausted, or the connection is closed.
 
@@ -63,11 +63,11 @@ def buffers(
     result = libpq.exec_(query.as_bytes(connection))
     if result.status != ExecStatus.COPY_OUT:
         raise error_from_result(result)
-    return _gathered(libpq) if functions is None else _taken(libpq, functions)
+    return _psycopg_buffers(libpq) if functions is None else _kernel_buffers(libpq, functions)
 
 
-def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
-    """Yield buffers into which a kernel copies the lines; a buffer is enlarged for a longer line."""
+def _kernel_buffers(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
+    """Yield buffers into which a kernel copies lines; a buffer is enlarged for a longer line."""
     input_ = _Input(libpq)
     buffer, size = np.empty(BUFFER_BYTES + _ROOM, np.uint8), 0
     held = np.zeros(HELD_WIDTH, np.int64)
@@ -92,12 +92,12 @@ def _taken(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
             raise psycopg.OperationalError(f"COPY failed: {libpq.get_error_message()}")
         else:
             break
-    _end(libpq)
+    _finish(libpq)
     if size:
         yield buffer[:size]
 
 
-def _gathered(libpq: PGconn) -> Iterator[bytes]:
+def _psycopg_buffers(libpq: PGconn) -> Iterator[bytes]:
     """Yield buffers of lines that psycopg returns one by one."""
     input_ = _Input(libpq)
     lines: list[bytes] = []
@@ -114,7 +114,7 @@ def _gathered(libpq: PGconn) -> Iterator[bytes]:
             input_.wait()
         else:
             break
-    _end(libpq)
+    _finish(libpq)
     if lines:
         yield b"".join(lines)
 
@@ -133,8 +133,8 @@ class _Input:
         self._libpq.consume_input()
 
 
-def _end(libpq: PGconn) -> None:
-    """Read all results after the last line; raise an error unless the server has completed the COPY."""
+def _finish(libpq: PGconn) -> None:
+    """Read all results after the last line; raise an error unless the COPY was completed."""
     results = list(iter(libpq.get_result, None))
     for result in results:
         if result.status != ExecStatus.COMMAND_OK:

@@ -29,14 +29,14 @@ _CELL_BYTES = 5
 NULL_START = -1
 """Stands for start and end of a null value."""
 
-_PLAIN = np.full(256, -1, np.int16)
+_UNESCAPED = np.full(256, -1, np.int16)
 """The byte that a backslash and this byte stand for, -1 for none."""
 for _letter, _byte in zip(b"\\bfnrtv", b"\\\b\f\n\r\t\v", strict=True):
-    _PLAIN[_letter] = _byte
+    _UNESCAPED[_letter] = _byte
 
-_MEANS_ITSELF = np.ones(256, np.bool_)
+_IS_ORDINARY = np.ones(256, np.bool_)
 """Whether a byte is an ordinary one: neither a delimiter nor a backslash."""
-_MEANS_ITSELF[[_TAB, _NEWLINE, BACKSLASH]] = False
+_IS_ORDINARY[[_TAB, _NEWLINE, BACKSLASH]] = False
 
 
 @kernel
@@ -74,15 +74,15 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
             head = out_at
             out_at += _CELL_BYTES
             while True:
-                while _MEANS_ITSELF[source[at]]:
+                while _IS_ORDINARY[source[at]]:
                     out[out_at] = source[at]
                     out_at += 1
                     at += 1
                 if source[at] != BACKSLASH:
                     break
-                if _PLAIN[source[at + 1]] < 0:
+                if _UNESCAPED[source[at + 1]] < 0:
                     return INVALID
-                out[out_at] = _PLAIN[source[at + 1]]
+                out[out_at] = _UNESCAPED[source[at + 1]]
                 out_at += 1
                 at += 2
             if source[at] != stop:

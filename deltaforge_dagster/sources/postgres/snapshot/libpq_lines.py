@@ -33,7 +33,10 @@ buffer; and PQgetCopyData's codes: no line has arrived, no more lines, error.
 """
 
 LINE, LINE_SIZE = range(2)
-"""Fields of `held`: address and size of a line that libpq returned but that did not fit; size 0 if there is none."""
+"""Fields of `held`: address and size of a line that libpq returned but that did not fit.
+
+The size is 0 if there is none.
+"""
 HELD_WIDTH = 2
 
 _GET = ir.FunctionType(
@@ -50,7 +53,7 @@ class Functions(NamedTuple):
 
 
 def _functions() -> Functions | None:
-    """Return the functions of psycopg's libpq; None if they cannot be found, or kernels are not compiled."""
+    """Return the functions of psycopg's libpq; None if not found, or kernels are not compiled."""
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set at import
         return None
     extension = sys.modules[psycopg.pq.PGconn.__module__].__file__

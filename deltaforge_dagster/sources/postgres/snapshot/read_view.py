@@ -1,4 +1,4 @@
-"""Read views of PostgreSQL: which transactions a read of a table could see, and which it must see (`Watermark`).
+"""Read views of PostgreSQL: the transactions that a read could see, or must see (`Watermark`).
 
 A snapshot is `xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information Functions"). A
 committed transaction is visible if its xid is below `xmax` and not in `xip`, wherever its commit is
@@ -56,7 +56,7 @@ class XidReadView:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; return None if another kind of source has them."""
         if "xmax" not in fields:
             return None
         running = tuple(int(xid) for xid in fields["running"])
@@ -89,12 +89,13 @@ class XidReadView:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What each read of a snapshot must see: the end of the log at some time, and the transactions open right after.
+    """What each read of a snapshot must see.
 
-    A read that sees all these transactions sees everything that was committed up to `lsn`,
-    including commits that were in the log but not visible yet. The open transactions are taken from
-    their locks, because PostgreSQL's snapshot does not list those that began after the last one
-    that has ended.
+    It is the end of the log at some time, and the transactions that were open right after. A read
+    that sees all these transactions sees everything that was committed up to `lsn`, including
+    commits that were in the log but not visible yet. The open transactions are taken from their
+    locks, because PostgreSQL's snapshot does not list those that began after the last one that has
+    ended.
 
     Attributes:
         lsn: The end of the log.
@@ -117,7 +118,10 @@ class Watermark:
     @classmethod
     def now(cls, connection: psycopg.Connection) -> Watermark:
         """Return the current watermark."""
-        from deltaforge_dagster.sources.postgres.connection.log_end import insert_lsn  # noqa: PLC0415 - the client library
+        # The module imports the client library.
+        from deltaforge_dagster.sources.postgres.connection.log_end import (  # noqa: PLC0415
+            insert_lsn,
+        )
 
         # The end of the log first: a transaction that has logged its commit before it is either
         # visible, or still holds its lock.

@@ -132,7 +132,11 @@ class PostgresSnapshots:
         finally:
             chunk_reader.close()
 
-    def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by time
+    def preflight(
+        self,
+        tables: Sequence[str] | None,
+        parallel: int,  # noqa: ARG002 - a slot keeps log by size, not by time
+    ) -> list[Finding]:
         """Check slot and publication, and whether the slot may retain enough log.
 
         The estimate is that twice the tables' size is written to the log while the snapshot is
@@ -158,7 +162,10 @@ class PostgresSnapshots:
             findings.append(_retention(connection, written, limit))
         return findings
 
-    def guard(self, start: Position) -> list[Finding]:  # noqa: ARG002 - the slot knows what is needed
+    def guard(
+        self,
+        start: Position,  # noqa: ARG002 - the slot knows what is needed
+    ) -> list[Finding]:
         """Check that the slot still retains the unread log; see `Snapshots.guard`."""
         findings: list[Finding] = []
         with suppress(Retryable), self.server.query(_QUESTION_SECONDS) as connection:
@@ -173,7 +180,7 @@ class PostgresSnapshots:
         return findings
 
     def _tables(self, names: Sequence[str] | None) -> list[catalog.PublishableTable]:
-        """Return the captured tables with these full names, or all; each must be sent by the publication."""
+        """Return the captured tables with these full names, or all; each must be published."""
         with self.server.query(_QUESTION_SECONDS) as connection:
             sent = catalog.published(connection, self.publication) or frozenset()
             captured = {
@@ -202,7 +209,8 @@ class PostgresSnapshots:
             name = table.identifier.as_string(connection)
             raise PermissionMissing(
                 f"{self.server.where}: role {self.server.user!r} may not read {name} (of a "
-                "table with row-level security only members of its owner may, and roles with BYPASSRLS)",
+                "table with row-level security only members of its owner may, "
+                "and roles with BYPASSRLS)",
                 remedy=f'GRANT SELECT ON {name} TO "{self.server.user}"',
             ) from error
 
@@ -263,7 +271,8 @@ class PostgresReader:
             conditions = [*_bounds(target, chunk), *_conditions(chunk.where)]
             conditions += _conditions(_row_filter(connection, table, snapshots.publication))
             query = _select(target, list(types), conditions)
-            from deltaforge_dagster.sources.postgres.snapshot import copy_out  # noqa: PLC0415 - imports the compiler
+            # The module imports the compiler.
+            from deltaforge_dagster.sources.postgres.snapshot import copy_out  # noqa: PLC0415
 
             lines = copy_out.buffers(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
         rows = SnapshotRows(
@@ -338,7 +347,7 @@ class PostgresReader:
         )
 
     def _sample(self, connection: psycopg.Connection) -> None:
-        """Take a new watermark every few seconds; a read uses the newest one whose transactions it sees."""
+        """Take a watermark every few seconds; a read uses the newest whose transactions it sees."""
         if time.monotonic() - self._sampled_at > _SAMPLE_SECONDS:
             self._sampled_at = time.monotonic()
             self._samples = [*self._samples[-_SAMPLES:], Watermark.now(connection)]
@@ -413,7 +422,10 @@ def _conditions(text: str | None) -> list[sql.Composed]:
 def _row_filter(
     connection: psycopg.Connection, table: catalog.PublishableTable, publication: str
 ) -> str | None:
-    """Return the publication's row filter for a table (manual: "Row Filters"); None if there is none."""
+    """Return the publication's row filter for a table; None if there is none.
+
+    Manual: "Row Filters".
+    """
     if connection.info.server_version < _ROW_FILTER_VERSION:
         return None
     row = connection.execute(

@@ -34,10 +34,10 @@ from deltaforge_dagster.sources.tables import TablePatterns
 logger = logging.getLogger(__name__)
 
 _VIA_ROOT_VERSION = 130000
-_OURS = "made by deltaforge, which adds the tables that match"
+_COMMENT = "made by deltaforge, which adds the tables that match"
 _LOCK_MS = 500
 _KINDS = ("insert", "update", "delete", "truncate")
-_MOST = 50
+_MAX_GAPS = 50
 """The most tables that are reported, or added, at a time."""
 
 
@@ -76,9 +76,9 @@ def coverage(connection: psycopg.Connection, name: str, patterns: TablePatterns)
         return None
     sends = dict(zip(_KINDS, row[1:], strict=True))
     changes = sends["update"] or sends["delete"]  # one that sends only INSERTs needs no identity
-    gaps = catalog.uncovered(connection, name, patterns, _MOST)
+    gaps = catalog.uncovered(connection, name, patterns, _MAX_GAPS)
     return Coverage(
-        row[0] == _OURS,
+        row[0] == _COMMENT,
         catalog.absent(connection, patterns),
         [gap.table for gap in gaps if not gap.sent and not (gap.bare and changes)],
         [gap.table for gap in gaps if not gap.sent and gap.bare and changes],
@@ -102,7 +102,7 @@ def create(
             the tables.
         SourceUnavailable: A table is locked by another session; try again.
     """
-    tables = catalog.captured(_existing(connection, server, patterns), patterns)
+    tables = catalog.captured(_user_tables(connection, server, patterns), patterns)
     if not tables:
         raise SourceMisconfigured(
             f"{server.where}: no table matches source.config.tables ({patterns}); views, "
@@ -111,28 +111,29 @@ def create(
     bare = set(catalog.without_identity(connection, tables))
     if len(bare) == len(tables):
         raise SourceMisconfigured(
-            f"{server.where}: without a primary key or replica identity: {listed(sorted(bare))}; once "
-            "published, their UPDATEs and DELETEs would fail; give them one, or leave them out of "
-            "source.config.tables",
+            f"{server.where}: without a primary key or replica identity: "
+            f"{listed(sorted(bare))}; once published, their UPDATEs and DELETEs would fail; "
+            "give them one, or leave them out of source.config.tables",
             remedy=give_identity(connection, tables),
         )
     if bare:
         logger.warning("%s: %s", server.where, _left_out(connection, sorted(bare), tables).line)
     tables = [table for table in tables if table.full_name not in bare]
-    statement = _creating(name, tables, version)
+    statement = _create_statement(name, tables, version)
     try:
         # One transaction: without its comment, the publication would count as somebody else's.
         with connection.transaction():
             connection.execute(statement)
             connection.execute(
-                sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), _OURS)
+                sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), _COMMENT)
             )
     except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
         return  # another process created it at the same time
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
-            f"{server.where}: role {server.user!r} may not create publication {name!r} (it must own "
-            "the tables and have CREATE on the database); let an owner of the tables create it",
+            f"{server.where}: role {server.user!r} may not create publication {name!r} "
+            "(it must own the tables and have CREATE on the database); "
+            "let an owner of the tables create it",
             remedy=statement.as_string(connection),
         ) from error
     except psycopg.errors.QueryCanceled as error:
@@ -154,8 +155,8 @@ def drop(connection: psycopg.Connection, server: PostgresSourceServer, name: str
         connection.execute(statement)
     except psycopg.errors.InsufficientPrivilege as error:
         raise PermissionMissing(
-            f"{server.where}: role {server.user!r} may not drop publication {name!r}; its owner runs: "
-            f"{statement.as_string(connection)}"
+            f"{server.where}: role {server.user!r} may not drop publication {name!r}; "
+            f"its owner runs: {statement.as_string(connection)}"
         ) from error
 
 
@@ -173,7 +174,7 @@ def extend(
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
-            connection.execute(_adding(name, lacks.unpublished))
+            connection.execute(_add_statement(name, lacks.unpublished))
     except psycopg.Error as error:
         logger.warning(
             "%s: publication %s does not get %s (%s)",
@@ -221,16 +222,17 @@ def check(
 def missing(server: PostgresSourceServer, name: str) -> PositionLost:
     """Return the error for a publication that does not exist any more."""
     return PositionLost(
-        f"{server.where}: publication {name!r} is gone; the log written without it cannot be decoded. "
-        "Re-snapshot required"
+        f"{server.where}: publication {name!r} is gone; "
+        "the log written without it cannot be decoded. Re-snapshot required"
     )
 
 
 def too_young(server: PostgresSourceServer, name: str) -> PositionLost:
-    """Return the error for log from before the publication was created, which pgoutput cannot decode."""
+    """Return the error for log older than the publication, which pgoutput cannot decode."""
     return PositionLost(
-        f"{server.where}: publication {name!r} did not exist when this part of the log was written, which "
-        "therefore cannot be decoded (was it dropped and recreated?). Re-snapshot required"
+        f"{server.where}: publication {name!r} did not exist "
+        "when this part of the log was written, which therefore cannot be decoded "
+        "(was it dropped and recreated?). Re-snapshot required"
     )
 
 
@@ -340,7 +342,7 @@ def creation(
             "error",
             f"publication {name!r} is not there, and role {server.user!r} may not create it: "
             f"{', '.join(obstacles)}; let an owner of the tables create it",
-            _creating(name, good, version).as_string(connection),
+            _create_statement(name, good, version).as_string(connection),
         )
     )
     return findings
@@ -356,7 +358,7 @@ def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) 
     ]
 
 
-def _existing(
+def _user_tables(
     connection: psycopg.Connection, server: PostgresSourceServer, patterns: TablePatterns
 ) -> list[catalog.PublishableTable]:
     """Return every user table, after checking that all named tables exist."""
@@ -377,16 +379,18 @@ def _names(tables: Sequence[catalog.PublishableTable]) -> str:
 def _add(
     connection: psycopg.Connection, name: str, tables: Sequence[catalog.PublishableTable]
 ) -> str:
-    return _adding(name, tables).as_string(connection)
+    return _add_statement(name, tables).as_string(connection)
 
 
-def _adding(name: str, tables: Sequence[catalog.PublishableTable]) -> sql.Composed:
+def _add_statement(name: str, tables: Sequence[catalog.PublishableTable]) -> sql.Composed:
     return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )
 
 
-def _creating(name: str, tables: Sequence[catalog.PublishableTable], version: int) -> sql.Composed:
+def _create_statement(
+    name: str, tables: Sequence[catalog.PublishableTable], version: int
+) -> sql.Composed:
     statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )

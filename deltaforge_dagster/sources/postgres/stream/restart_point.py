@@ -19,22 +19,25 @@ _FUNCTION = "pg_catalog.pg_log_standby_snapshot()"
 
 def log_running_transactions(connection: psycopg.Connection) -> None:
     """Have the server write the record, if it can and the role may."""
-    if _can(connection) and _may(connection):
+    if _is_supported(connection) and _is_permitted(connection):
         connection.execute(f"SELECT {_FUNCTION}")
 
 
 def missing_grant(connection: psycopg.Connection, role: str) -> str | None:
-    """Return the statement that lets the connection's role have the record written; None if it may, or no role can."""
-    if not _can(connection) or _may(connection):
+    """Return the statement that lets the connection's role have the record written.
+
+    None if the role may do that already, or no role can.
+    """
+    if not _is_supported(connection) or _is_permitted(connection):
         return None
     return f"GRANT EXECUTE ON FUNCTION {_FUNCTION} TO {sql.Identifier(role).as_string(connection)}"
 
 
-def _can(connection: psycopg.Connection) -> bool:
+def _is_supported(connection: psycopg.Connection) -> bool:
     return connection.info.server_version >= _SINCE_VERSION
 
 
-def _may(connection: psycopg.Connection) -> bool:
+def _is_permitted(connection: psycopg.Connection) -> bool:
     row = connection.execute(
         "SELECT has_function_privilege(%s, 'EXECUTE')", (_FUNCTION,)
     ).fetchone()

@@ -24,7 +24,7 @@ from deltaforge_dagster.sources.postgres.stream import slots
 LIMIT_SECONDS = 600.0
 """How long a slot may take."""
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _QUERY_SECONDS = 5.0
 
 
@@ -52,7 +52,7 @@ def create_patiently(
     """
     deadline = time.monotonic() + LIMIT_SECONDS
     with _Creation(server, name, failover=failover, version=version) as creation:
-        while not creation.over(_LOOK_SECONDS):
+        while not creation.over(_POLL_SECONDS):
             obstacles = _obstacles(server, name)
             if time.monotonic() > deadline:
                 raise StartDelayed(f"{obstacles} for {LIMIT_SECONDS:.0f} s; it will be tried again")
@@ -70,7 +70,7 @@ class _Creation:
         self._failover = failover
         self._version = version
         self._error: DeltaforgeError | None = None
-        self._given_up = threading.Event()
+        self._cancelled = threading.Event()
         self._connection = server.connect(LIMIT_SECONDS)
         self._thread = threading.Thread(target=self._create, name=f"slot {name}", daemon=True)
 
@@ -79,7 +79,7 @@ class _Creation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._given_up.set()
+        self._cancelled.set()
         if self._thread.is_alive():
             with suppress(psycopg.Error):
                 # The server then drops the slot that is half created.
@@ -117,7 +117,7 @@ class _Creation:
 
     def _wait_for_other(self) -> None:
         """Wait until a slot that another process was creating already is ready, or gone."""
-        while not self._given_up.wait(_LOOK_SECONDS):
+        while not self._cancelled.wait(_POLL_SECONDS):
             slot = catalog.slot(self._connection, self._name)
             if slot is None or slot.confirmed_lsn is not None:
                 return

@@ -1,4 +1,4 @@
-"""Create publication and slot, and determine the LSN at which a pipeline starts to read (`start_position`)."""
+"""Create publication and slot, and determine the LSN to start reading at (`start_position`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ensure_start(
         slots.create(connection, server, config.slot, failover=failover, version=facts.version)
         existing = catalog.slot(connection, config.slot)
     slot = slots.check(existing, server, config.slot)
-    return _start(
+    return _start_position(
         server, config, slot, _wanted_lsn(config) if at is None else at, facts.flushed_lsn
     )
 
@@ -62,9 +62,9 @@ def prepare(
     facts: catalog.ServerSettings,
     at: int | None,
 ) -> catalog.ReplicationSlot | None:
-    """Check that reading can start, create the publication if it is missing, and return the slot if there is one.
+    """Check that reading can start, and return the slot if there is one.
 
-    Args and errors are those of `ensure_start`.
+    The publication is created if it is missing. Args and errors are those of `ensure_start`.
     """
     slot = catalog.slot(connection, config.slot)
     if slot is None:
@@ -97,13 +97,14 @@ def _refuse_position(
     """Refuse a position without a slot: a slot created now begins later, even on an idle server."""
     if wanted is not None:
         raise PositionLost(
-            f"{server.where}: start position {format_lsn(wanted)}: there is no replication slot {config.slot!r} "
-            "that holds the log from there, and a new one begins later; use start_position earliest or latest, "
-            "without a seed or imported checkpoint"
+            f"{server.where}: start position {format_lsn(wanted)}: "
+            f"there is no replication slot {config.slot!r} "
+            "that holds the log from there, and a new one begins later; "
+            "use start_position earliest or latest, without a seed or imported checkpoint"
         )
 
 
-def _start(
+def _start_position(
     server: PostgresSourceServer,
     config: PostgresSourceConfig,
     slot: catalog.ReplicationSlot,

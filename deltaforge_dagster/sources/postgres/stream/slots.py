@@ -44,7 +44,7 @@ _SKIPS_EMPTY_VERSION = 150000
 _FAILOVER_VERSION = 170000
 _WAIT_SECONDS = 5.0
 _END_SECONDS = 15.0
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 
 
@@ -78,7 +78,8 @@ def create(
         return
     except psycopg.errors.QueryCanceled as error:
         raise StartDelayed(
-            f"{server.where}: {waiting(connection, name)}{oldest_transaction(connection)}; it will be tried again"
+            f"{server.where}: {waiting(connection, name)}{oldest_transaction(connection)}; "
+            "it will be tried again"
         ) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         text, remedy = no_room(connection, "replication slots", "max_replication_slots")
@@ -88,7 +89,7 @@ def create(
 
 
 def make_failover(server: PostgresSourceServer, name: str) -> None:
-    """Make an existing slot, which nobody reads now, a failover slot (manual: `ALTER_REPLICATION_SLOT`).
+    """Make a slot that nobody reads now a failover slot (manual: `ALTER_REPLICATION_SLOT`).
 
     Raises:
         DeltaforgeError: As `refusals` translates the server's error.
@@ -141,8 +142,9 @@ def check(
     check_owner(slot, server, name)
     if slot.confirmed_lsn is None:
         raise StartDelayed(
-            f"{server.where}: replication slot {name!r} is being made by process {slot.active_pid}, and the server "
-            "waits for transactions that are open; it will be tried again"
+            f"{server.where}: replication slot {name!r} is being made "
+            f"by process {slot.active_pid}, and the server waits for transactions "
+            "that are open; it will be tried again"
         )
     return slot
 
@@ -181,7 +183,8 @@ def useless(
     try:
         connection.execute(
             "SELECT count(*) FROM (SELECT FROM pg_logical_slot_peek_binary_changes("
-            "%s, NULL, 1, 'proto_version', '1', 'publication_names', quote_ident(%s)) LIMIT 1) AS one",
+            "%s, NULL, 1, 'proto_version', '1', 'publication_names', quote_ident(%s))"
+            " LIMIT 1) AS one",
             (name, publication),
         )
     except psycopg.errors.UndefinedObject:
@@ -282,13 +285,13 @@ def claim(connection: psycopg.Connection, server: PostgresSourceServer, name: st
         SourceUnavailable: Another pipeline or program reads the slot, or our role may not end the
             reader.
     """
-    pid = _wait(connection, name, _WAIT_SECONDS)
+    pid = _wait_until_free(connection, name, _WAIT_SECONDS)
     deadline = time.monotonic() + _END_SECONDS
     while pid is not None:
         if time.monotonic() > deadline:
             raise in_use(server, name, f"process {pid}, which does not end")
-        _end(connection, server, name, pid)
-        pid = _wait(connection, name, _AGAIN_SECONDS)
+        _terminate(connection, server, name, pid)
+        pid = _wait_until_free(connection, name, _RETRY_SECONDS)
 
 
 def in_use(server: PostgresSourceServer, name: str, by: str) -> SourceUnavailable:
@@ -306,7 +309,7 @@ def has_changes(
     foreign: Sequence[int],
     version: int,
 ) -> bool:
-    """Return whether the slot has a change that was committed after `after`, of a table not in `foreign`.
+    """Return whether the slot has a change committed after `after`, of a table not in `foreign`.
 
     This peeks into the slot (manual: "Logical Decoding Functions"), which decodes from the slot's
     position on. A transaction counts if it has anything besides Begin and Commit (servers before 15
@@ -369,7 +372,9 @@ def has_changes(
     return counts
 
 
-def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int) -> None:
+def _terminate(
+    connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int
+) -> None:
     """Terminate a reader of the same pipeline; it may already have ended.
 
     Raises:
@@ -393,8 +398,8 @@ def _end(connection: psycopg.Connection, server: PostgresSourceServer, name: str
         raise in_use(server, name, f"process {pid} ({row[1] or 'unnamed'})")
 
 
-def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
-    """Wait at most `seconds` until no process reads the slot; return the process that still does, or None."""
+def _wait_until_free(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
+    """Wait at most `seconds` until no process reads the slot; return the one that still does."""
     deadline = time.monotonic() + seconds
     while True:
         slot = catalog.slot(connection, name)
@@ -416,7 +421,10 @@ def waiting(connection: psycopg.Connection, name: str) -> str:
 
 
 def oldest_transaction(connection: psycopg.Connection) -> str:
-    """Return a text in parentheses that names the process with the oldest transaction; empty if there is none."""
+    """Return a text in parentheses that names the process with the oldest transaction.
+
+    Empty if there is none.
+    """
     row = connection.execute(
         """
         SELECT pid, extract(epoch FROM now() - xact_start)::int8 FROM pg_stat_activity

@@ -56,7 +56,7 @@ def refusal(
     *,
     started: bool,
 ) -> DeltaforgeError:
-    """Return our error for an error of the server before the stream, or, if it had `started`, in the stream.
+    """Return our error for an error of the server before the stream or, if `started`, in it.
 
     ========  ===============================  ====================================================
     SQLSTATE  meaning                          error
@@ -76,7 +76,7 @@ def refusal(
         case "42704" if started:
             return publications.too_young(server, config.publication)
         case "55000" | "58P01" | "42704":
-            return _unless_lost(refused, server, config)
+            return _lost_or_unavailable(refused, server, config)
         case "42501":
             return server.may_not_replicate()
         case "55006":
@@ -84,13 +84,13 @@ def refusal(
     return translate(refused.sqlstate, refused.message, server.where, server.user)
 
 
-def _unless_lost(
+def _lost_or_unavailable(
     refused: RefusedError, server: PostgresSourceServer, config: PostgresSourceConfig
 ) -> DeltaforgeError:
     """Return `PositionLost` if the slot proves that, else an error that is retried."""
     unavailable = SourceUnavailable(
-        f"{server.where}: replication slot {config.slot!r} cannot be read now: {one_line(refused.message)} "
-        f"(SQLSTATE {refused.sqlstate})"
+        f"{server.where}: replication slot {config.slot!r} cannot be read now: "
+        f"{one_line(refused.message)} (SQLSTATE {refused.sqlstate})"
     )
     try:
         with server.query(_STATE_SECONDS) as connection:
