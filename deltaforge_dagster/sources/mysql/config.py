@@ -80,8 +80,8 @@ class MysqlSourceConfig(SourceConfig):
         for pattern in () if self.outbox is None else self.outbox.tables:
             if self.tables and not any(_share_a_table(pattern, table) for table in self.tables):
                 raise ValueError(
-                    f"outbox.tables: {pattern} matches no table that `tables` captures (an outbox is "
-                    "captured like any table: add it there, too)"
+                    f"outbox.tables: {pattern} matches no table that `tables` captures (an outbox "
+                    "is captured like any table: add it there, too)"
                 )
         return self
 

@@ -241,9 +241,9 @@ class DomainGtids:
         before, by = self._last.get(domain, (0, server))
         if not (before < number <= MAX_MARIADB_NUMBER and max(domain, server) <= _MAX_ID):
             raise CorruptLog(
-                f"GTID {domain}-{server}-{number} after {domain}-{by}-{before}: numbers of a domain "
-                "must rise; set gtid_strict_mode = ON, and give servers that write independently"
-                " a gtid_domain_id each"
+                f"GTID {domain}-{server}-{number} after {domain}-{by}-{before}: numbers of a "
+                "domain must rise; set gtid_strict_mode = ON, and give servers that write "
+                "independently a gtid_domain_id each"
             )
         self._last[domain] = (number, server)
 

@@ -456,7 +456,11 @@ class MysqlSource:
             self._identity = identity.identity(session)
         return self._identity
 
-    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs suffice
+    def relocate(
+        self,
+        position: Position,
+        previous: str,  # noqa: ARG002 - GTIDs suffice
+    ) -> Position:
         """Return where reading continues on this server after a failover; see `Source.relocate`.
 
         Raises:

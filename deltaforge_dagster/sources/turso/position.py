@@ -1,4 +1,6 @@
-"""Positions in a Turso or SQLite database: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`.
+"""Positions in a Turso or SQLite database.
+
+For example `{"mode": "native", "last_change_id": 57, "table_positions": {}}`.
 
 A position is the newest row of the change table or, in mode `polling`, the newest row of each
 table.
@@ -35,7 +37,7 @@ class TursoPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; None if they belong to another kind of source."""
         if "mode" not in fields:
             return None
         if fields["mode"] not in {"native", "triggers", "polling"}:

@@ -98,7 +98,7 @@ def _of_mode(
 
 
 def _to_make(location: DatabaseFile | DatabaseServer) -> Finding:
-    """Return a finding about whether the next start can create the change table and the triggers."""
+    """Return a finding about whether the next start can create change table and triggers."""
     text = "the table of changes, or triggers, are missing or old; the next start makes them"
     if isinstance(location, DatabaseServer):
         text += "; whether auth_token allows it only that shows"
@@ -108,7 +108,10 @@ def _to_make(location: DatabaseFile | DatabaseServer) -> Finding:
     ]
     if not closed:
         return Finding("triggers", "note", text)
-    text = f"triggers have to be made, but user {os.geteuid()} may not write {listed(list(map(str, closed)))}"
+    text = (
+        f"triggers have to be made, but user {os.geteuid()} may not write"
+        f" {listed(list(map(str, closed)))}"
+    )
     return Finding("triggers", "error", text, f"chown {os.geteuid()} {closed[0]}")
 
 
@@ -138,8 +141,9 @@ def _triggers(session: TursoSession, tables: dict[str, Definition]) -> list[Find
     old = sorted(triggers.outdated(session, tables))
     if old:
         text = (
-            f"tables with triggers of an earlier version, or made before columns were added: {listed(old)};"
-            " events lack such columns, and the last digit of REAL values above 1e100 may be another one"
+            "tables with triggers of an earlier version, or made before columns were added:"
+            f" {listed(old)}; events lack such columns, and the last digit of REAL values above"
+            " 1e100 may be another one"
         )
         return [Finding("triggers", "warning", text, remedy)]
     return [Finding("triggers", "ok", "every captured table has triggers")]
@@ -154,7 +158,10 @@ def _native(session: TursoSession, config: TursoSourceConfig) -> list[Finding]:
         )
     ]
     if isinstance(config.place, DatabaseFile):
-        text = "Turso lets one process open a file at a time: the application must close it now and then"
+        text = (
+            "Turso lets one process open a file at a time: the application must close it now and"
+            " then"
+        )
         findings.append(Finding("lock", "note", text))
     table = identifier(config.cdc_table_name)
     rows = session.query(f"SELECT max(change_id) - min(change_id) FROM {table}")

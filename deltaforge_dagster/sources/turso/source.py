@@ -56,7 +56,7 @@ _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
 _OPEN_SECONDS = 10.0
 _TIDY_SECONDS = 0.2
-"""How long deleting delivered changes may wait for the write lock; it is tried again with the next poll."""
+"""How long deleting delivered changes may wait for the write lock; the next poll tries again."""
 
 _Answer = TypeVar("_Answer")
 
@@ -88,7 +88,7 @@ class TursoSource:
         return self._ask(way, way.log.newest, _HEAD_SECONDS)
 
     def ensure_start(self, at: Position | None = None) -> TursoPosition:
-        """Return the position to start at; create the change table and triggers if the file says so.
+        """Return the position to start at; create change table and triggers if the file says so.
 
         Args:
             at: A position to start at, if the changes after it still exist; None to let the mode
@@ -135,7 +135,7 @@ class TursoSource:
         ]
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return the definitions of captured tables at a start position; empty except in mode `native`."""
+        """Return the captured tables' definitions at a position; empty except in mode `native`."""
         position = _own(start)
         log = self._of(position).log
         if not isinstance(log, NativeLog):
@@ -171,7 +171,7 @@ class TursoSource:
                 yield written(location.path)
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
-        """Return the captured tables that have triggers; nothing in the other modes, which cannot tell.
+        """Return the captured tables that have triggers; none in other modes, which cannot tell.
 
         Raises:
             SourceUnavailable: The database is locked or cannot be reached.
@@ -210,7 +210,7 @@ class TursoSource:
         return RetainedLog(end, after(at), None if confirmed is None else after(_own(confirmed)))
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.
+        """Create missing triggers if the file says so; return findings on changes not captured.
 
         Raises:
             DeltaforgeError: The database cannot be reached, or the pipeline file names another mode
@@ -219,7 +219,7 @@ class TursoSource:
         at = None if position is None else _own(position)
         way = self._ways.chosen(_HEAD_SECONDS) if at is None else self._of(at)
         if way.mode == native.MODE:
-            return []  # nothing in the database needs maintenance, and only one process may open a file
+            return []  # nothing needs maintenance, and only one process may open a file
         self._make_triggers(way, _HEAD_SECONDS)
         findings = preflight(way, self._ways, self._config, self._rules, at)
         return [
@@ -278,7 +278,7 @@ class TursoSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -298,7 +298,7 @@ class TursoSource:
             yield with_tx_end(batches.batch([change], at))
 
     def confirm(self, position: Position) -> None:
-        """Allow deleting the changes up to `position`; in mode `triggers` the reader then deletes them."""
+        """Allow deleting changes up to `position`; in mode `triggers` the reader deletes them."""
         with self._lock:
             self._confirmed = _own(position)
 
@@ -345,7 +345,7 @@ class TursoSource:
         """Return None: full names of tables include the database, `main`."""
 
     def details(self, table: str) -> TableDetails:
-        """Return the properties of a table (`main.table`) that are only in its `CREATE TABLE` statement.
+        """Return the properties of a table (`main.table`) that are only in its `CREATE TABLE`.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -373,9 +373,9 @@ class TursoSource:
         mode = self._config.cdc_mode
         if mode not in {"auto", position.mode}:
             raise SourceMisconfigured(
-                f"{self._ways.where}: the pipeline has been captured in mode {position.mode}, whose positions"
-                f" mean nothing in mode {mode}: set source.config.cdc_mode to {position.mode}, or begin a"
-                " new pipeline"
+                f"{self._ways.where}: the pipeline has been captured in mode {position.mode},"
+                f" whose positions mean nothing in mode {mode}: set source.config.cdc_mode to"
+                f" {position.mode}, or begin a new pipeline"
             )
         return self._ways.of(position.mode)
 

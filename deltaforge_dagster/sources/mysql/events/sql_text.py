@@ -109,7 +109,8 @@ def plain(text: str, session: SqlSession) -> str:
 
 
 _SETTING = re.compile(
-    r"\s*SET\s+STATEMENT\b (?P<settings> (?:[^`'\w]|`(?:[^`]|``)*`|'(?:[^'\\]|''|\\.)*'|(?!FOR\b)\w+)* )"
+    r"\s*SET\s+STATEMENT\b"
+    r" (?P<settings> (?:[^`'\w]|`(?:[^`]|``)*`|'(?:[^'\\]|''|\\.)*'|(?!FOR\b)\w+)* )"
     r"\bFOR\b\s*",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )

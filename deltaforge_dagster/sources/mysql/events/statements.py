@@ -27,7 +27,7 @@ class StatementKind(Enum):
     """The kinds of statements."""
 
     PASSED = auto()
-    """Can be ignored, because it changes no row and no table: accounts, statistics, temporary tables."""
+    """Can be ignored; it changes no row and no table: accounts, statistics, temporary tables."""
     ROLLBACK = auto()
     """Rolls back everything that the transaction has logged so far, or a part of it."""
     DEFINES = auto()
@@ -69,12 +69,15 @@ class Statement:
 
 
 _PASSED = (
-    "ANALYZE", "BEGIN", "COMMIT", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE", "RELEASE", "REPAIR", "REVOKE",
-    "SAVEPOINT", "SET", "UNINSTALL",
+    "ANALYZE", "BEGIN", "COMMIT", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE", "RELEASE", "REPAIR",
+    "REVOKE", "SAVEPOINT", "SET", "UNINSTALL",
 )  # fmt: skip
 _DEFINES = {"ALTER", "CREATE", "DROP", "RENAME"}
 _ELSEWHERE = {"INSTANCE", "ROLE", "SERVER", "TEMPORARY", "USER"}
-"""Second words of DDL that can be ignored: accounts, servers, and temporary tables, which only one session sees."""
+"""Second words of DDL that can be ignored: accounts, servers, and temporary tables.
+
+Only one session sees a temporary table.
+"""
 _CHANGES = (
     "CALL", "DELETE", "DO", "HANDLER", "IMPORT", "INSERT", "LOAD", "REPLACE", "SELECT", "TABLE",
     "UPDATE", "VALUES", "WITH",

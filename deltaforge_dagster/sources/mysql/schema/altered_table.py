@@ -81,7 +81,7 @@ class AlteredTable:
         return cls([(column.name, column) for column in table.columns], list(table.primary_key))
 
     def old(self, name: str) -> str | None:
-        """Return a column's name as the table spells it, ignoring case; None if there is no such column.
+        """Return a column's name as the table spells it, ignoring case; None without such a column.
 
         Raises:
             NotUnderstoodError: MySQL's collation may find a column where this comparison does not.
@@ -97,7 +97,7 @@ class AlteredTable:
         return None
 
     def must(self, name: str) -> str:
-        """Return the column's name as `old` does; raise `NotUnderstoodError` if there is no such column."""
+        """Return the column's name as `old` does; raise `NotUnderstoodError` if there is none."""
         existing = self.old(name)
         if existing is None:
             raise NotUnderstoodError
@@ -179,10 +179,11 @@ _OF_PARTITIONS = {
 
 
 def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]:
-    """Read what follows the name in an ALTER TABLE; return the actions that may concern columns, keys or the name.
+    """Return the actions of an ALTER TABLE that may concern columns, keys or the table's name.
 
-    The others are indexes, constraints, partitions, the order of rows, options of the table, and,
-    unless `defaults`, those that only change a column's default.
+    Reads everything that follows the table's name. The other actions are indexes, constraints,
+    partitions, the order of rows, options of the table, and, unless `defaults`, those that only
+    change a column's default.
     """
     relevant: list[TokenReader] = []
     for tokens in items(reader.rest()):
@@ -197,7 +198,7 @@ def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]
 
 
 def _keeps_columns(action: TokenReader) -> bool:
-    """Return whether an action certainly changes neither columns nor the key nor the name of a table."""
+    """Return whether an action certainly changes neither columns nor the key nor a table's name."""
     verb, noun = action.word, action.ahead(1)
     match verb:
         case "ADD":
@@ -262,7 +263,7 @@ def act(table: AlteredTable, action: TokenReader) -> None:
 
 
 def _redefault(table: AlteredTable, action: TokenReader) -> None:
-    """Apply `ALTER [COLUMN] name SET DEFAULT ...` or `DROP DEFAULT`: its default is unknown from then on."""
+    """Apply `ALTER [COLUMN] name SET DEFAULT` or `DROP DEFAULT`; the default becomes unknown."""
     name = action.next().text.lower()
     for old, column in table.columns:
         current = table.changed.get(old, column)
@@ -306,7 +307,7 @@ def _add_action(table: AlteredTable, action: TokenReader) -> None:
 
 
 def add(table: AlteredTable, definition: TokenReader) -> None:
-    """Apply one item of CREATE TABLE's list, or after ADD: a column, a key, an index or a constraint.
+    """Apply an item of CREATE TABLE's list, or of ADD: a column, a key, an index or a constraint.
 
     Raises:
         NotUnderstoodError: Its effect is not certain.
@@ -479,7 +480,10 @@ def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> Colum
 
 
 def _is_rounded(type_: str, text: str | None) -> bool:
-    """Return whether the server may have another value than a statement says: it rounds fractions, and completes years."""
+    """Return whether the server may have another value than a statement says.
+
+    It rounds fractions, and completes years.
+    """
     name = type_.partition("(")[0].partition(" ")[0]
     if text is None:
         return False
@@ -489,7 +493,10 @@ def _is_rounded(type_: str, text: str | None) -> bool:
 
 
 def _constant(definition: TokenReader) -> ColumnDefault | None:
-    """Return the constant that comes next, without reading it; None if it is something else, or its meaning is not certain."""
+    """Return the constant that comes next, without reading it.
+
+    None if something else comes next, or the meaning of the constant is not certain.
+    """
     if definition.word == "NULL":
         return NULL
     if definition.word in {"TRUE", "FALSE"}:

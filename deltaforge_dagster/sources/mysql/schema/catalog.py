@@ -60,7 +60,8 @@ SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 _SECONDS = 30.0
 _COLUMNS = """
     SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type,
-        CHARACTER_SET_NAME AS charset, COLUMN_DEFAULT AS value, IS_NULLABLE AS nullable, EXTRA AS extra
+        CHARACTER_SET_NAME AS charset, COLUMN_DEFAULT AS value, IS_NULLABLE AS nullable, \
+EXTRA AS extra
     FROM information_schema.COLUMNS WHERE {which} ORDER BY ORDINAL_POSITION
 """
 _KEYS = """
@@ -85,8 +86,8 @@ _FATES: Mapping[DdlEffect, TableFate] = {
     DdlEffect.DEFINES: "kept",
 }
 _ADVICE = (
-    "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes every"
-    " table from then on"
+    "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes"
+    " every table from then on"
 )
 
 
@@ -176,7 +177,7 @@ class MysqlCatalog:
         columns: Collection[str],
         position: Position,
     ) -> CatalogTable | Unknown:
-        """Return a table with the defaults that its columns had at `position`, or why they are not certain.
+        """Return a table with the defaults of its columns at `position`, or why they are uncertain.
 
         Args:
             db: Its database.
@@ -201,7 +202,9 @@ class MysqlCatalog:
         return answer
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
-        """Apply a statement in the log that may define tables; store the changed definitions, and what it does to columns.
+        """Apply a statement in the log that may define tables.
+
+        Stores the changed definitions, and what the statement does to columns.
 
         Returns:
             The tables that may have other columns since.
@@ -315,7 +318,7 @@ def statements_between(
     *,
     fold: bool,
 ) -> list[tuple[BinlogPosition, TableChange]]:
-    """Return the tables that statements redefine between two positions, each with the statement's end.
+    """Return the tables redefined between two positions, each with the end of the statement.
 
     Args:
         server: The server.
@@ -348,7 +351,7 @@ def statements_between(
 def definitions_now(
     server: MysqlSourceServer, start: BinlogPosition, reader_id: int, seconds: float
 ) -> dict[str, str]:
-    """Return the definitions of all tables that have not changed since `start`, as texts by `key_of`."""
+    """Return the definitions of all tables unchanged since `start`, as texts by `key_of`."""
     current = read_tables(server, seconds)
     if not current:
         return {}

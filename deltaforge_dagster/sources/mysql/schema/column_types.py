@@ -53,8 +53,8 @@ _SYNONYMS = {
     "nvarchar": "varchar", "varcharacter": "varchar",
 }  # fmt: skip
 _KNOWN = {
-    "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real", "bit",
-    "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
+    "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real",
+    "bit", "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
     "vector", "uuid", "inet4", "inet6",
 } | TEXTS | GEOMETRIES  # fmt: skip
 _SIZED = {"decimal": "10,0", "bit": "1", "datetime": "0", "timestamp": "0", "time": "0"}
@@ -240,7 +240,9 @@ def described_type(
     return value_type(log_type, collation, unsigned="unsigned" in rest.split(), forms=forms)
 
 
-def _log_type(name: str, first: int, second: int, width: int, labels: int) -> LogType | None:  # noqa: C901, PLR0911, PLR0912 - one case per type
+def _log_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
+    name: str, first: int, second: int, width: int, labels: int
+) -> LogType | None:
     if name in {"timestamp", "datetime", "time"}:
         return LogType(_CODES[name], first)
     if name in _CODES:

@@ -77,7 +77,7 @@ _TEXT_KINDS = {UTF_8_TEXT, SINGLE_TEXT, MULTI_TEXT, UTF_16_TEXT, UTF_32_TEXT}
 def catalog_default(
     value: str | None, *, type_: str, nullable: bool, extra: str, is_mariadb: bool
 ) -> ColumnDefault | None:
-    """Return the default of a column as the catalog shows it; None if it is not a constant, or not certain.
+    """Return the default of a column in the catalog; None if it is no constant, or not certain.
 
     Args:
         value: `COLUMN_DEFAULT`: the constant itself; on MariaDB an expression, which may be `NULL`.
@@ -104,7 +104,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def implicit_default(type_: str) -> ColumnDefault | None:
-    """Return what the server puts into a NOT NULL column without default; None if that is not certain.
+    """Return what the server puts into a NOT NULL column without default; None if uncertain.
 
     Args:
         type_: `COLUMN_TYPE`.
@@ -149,7 +149,9 @@ def default_json(  # noqa: PLR0911 - one case per type
         return _moment_json(text, kind)
     if kind in _TEXT_KINDS:
         # The log has no blanks at the end of a CHAR.
-        return json.dumps(text.rstrip(" ") if type_.name.startswith("char") else text, ensure_ascii=False)  # fmt: skip
+        return json.dumps(
+            text.rstrip(" ") if type_.name.startswith("char") else text, ensure_ascii=False
+        )
     return None
 
 

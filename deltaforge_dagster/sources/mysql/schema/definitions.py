@@ -1,4 +1,4 @@
-"""Keep the definitions of all tables up to date by applying the DDL statements in the log, in log order.
+"""Keep the definitions of all tables up to date by applying the log's DDL statements in order.
 
 With MySQL's default settings the log has only the types of a table's columns; names, labels, the
 order of the names and the key must come from elsewhere. Here each statement is applied to the
@@ -67,7 +67,10 @@ def key_of(name: Name) -> str:
 
 
 def is_table(key: str) -> bool:
-    """Return whether a stored definition is a table's; earlier versions also stored renamed columns, under longer keys."""
+    """Return whether a stored definition is a table's.
+
+    Earlier versions also stored renamed columns, under longer keys.
+    """
     database_and_table = 2
     return len(json.loads(key)) == database_and_table
 

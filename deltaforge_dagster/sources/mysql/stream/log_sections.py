@@ -174,7 +174,10 @@ class BinlogSection:
 
 
 class Remembering:
-    """Catalog and registry of a section planner: passes requests on to the source's, and records the answers."""
+    """Catalog and registry of a section planner.
+
+    Passes requests on to the source's, and records the answers.
+    """
 
     def __init__(self, catalog: TableCatalog, registry: SourceNotes, tables: SectionTables) -> None:
         self._catalog = catalog
@@ -232,9 +235,10 @@ def plan_sections(
     log_bytes: Callable[[], int],
     server: str,
 ) -> Generator[BinlogSection | None]:
-    """Yield consecutive log sections from `start` on, each with captured changes; None while searching.
+    """Yield consecutive log sections from `start` on, each with captured changes.
 
-    The last section ends at the log's current end, or before an event that no section may contain.
+    Yields None while searching. The last section ends at the log's current end, or before an event
+    that no section may contain.
 
     Args:
         stream: A dump that begins at `start` and ends at the log's end; it is closed here.

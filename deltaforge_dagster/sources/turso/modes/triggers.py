@@ -208,7 +208,10 @@ def logged_tables(session: TursoSession, tables: dict[str, Definition]) -> dict[
 
 
 def made(session: TursoSession) -> dict[str, str]:
-    """Return the DROP statements for the change table and the triggers that fill it, by name; empty without them."""
+    """Return the DROP statements by name for the change table and the triggers that fill it.
+
+    Empty without them.
+    """
     rows = session.query("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
     triggers = [
         str(name) for kind, name, sql in rows if kind == "trigger" and f"INTO {TABLE} " in str(sql)
@@ -232,7 +235,10 @@ def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
 
 
 def triggered(session: TursoSession) -> set[str]:
-    """Return the tables that have triggers for inserts, updates and deletes, which write to the change table."""
+    """Return the tables that have triggers for inserts, updates and deletes.
+
+    Only triggers that write to the change table count.
+    """
     rows = session.query("SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'")
     events_by_table: dict[str, set[str]] = {}
     for table, sql in rows:
@@ -283,24 +289,24 @@ class TriggerLog:
         sql = statements(session).get(TABLE)
         if sql is None:
             raise SourceMisconfigured(
-                f"{self.where}: there is no table {TABLE}; set source.config.auto_create_triggers, or"
-                " choose another cdc_mode"
+                f"{self.where}: there is no table {TABLE}; set source.config.auto_create_triggers,"
+                " or choose another cdc_mode"
             )
         if "AUTOINCREMENT" not in sql.upper():
             raise SourceMisconfigured(
-                f"{self.where}: the id of table {TABLE} is not AUTOINCREMENT, so that numbers are used"
-                " again, and changes would be passed over"
+                f"{self.where}: the id of table {TABLE} is not AUTOINCREMENT, so that numbers are"
+                " used again, and changes would be passed over"
             )
         rows = session.query("SELECT seq FROM sqlite_sequence WHERE name = ?", (TABLE,))
         number = rows[0][0] if rows else None
         return TursoPosition(MODE, number if isinstance(number, int) and number else None)
 
     def change_bytes(self, session: TursoSession) -> float:
-        """Return what a change takes in the change table on average, as far as the newest ones say."""
+        """Return the mean bytes of a change in the change table, as far as the newest ones say."""
         return mean_bytes(session, TABLE, "id", "row_data", "old_data")
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the position before the oldest existing change; the newest position if there is none."""
+        """Return the position before the oldest existing change; else the newest position."""
         newest = self.newest(session)  # also checks the table
         ((oldest,),) = session.query(f"SELECT min(id) FROM {TABLE}")
         return TursoPosition(MODE, oldest - 1) if isinstance(oldest, int) else newest
@@ -310,7 +316,10 @@ class TriggerLog:
         self._following(session, position, self._rows(session, position, 1))
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Return whether a captured table has changes after a position; also true if there are many changes."""
+        """Return whether a captured table has changes after a position.
+
+        Also true if there are many changes.
+        """
         self.check(session, after)
         rows = session.query(
             f"SELECT table_name FROM {TABLE} WHERE id > ? ORDER BY id LIMIT ?",
@@ -344,15 +353,16 @@ class TriggerLog:
         newest = self.newest(session).last_change_id or 0
         if newest < last or (newest > last and not rows):
             raise PositionLost(
-                f"{self.where}: table {TABLE} has come to change {newest}, and holds nothing after change"
-                f" {last}, up to which it was read: it was emptied, or an older copy of the database was"
-                " restored. Re-snapshot required."
+                f"{self.where}: table {TABLE} has come to change {newest}, and holds nothing after"
+                f" change {last}, up to which it was read: it was emptied, or an older copy of the"
+                " database was restored. Re-snapshot required."
             )
         for number, row in enumerate(rows, last + 1):
             if row[0] != number:
                 raise PositionLost(
-                    f"{self.where}: change {number} of table {TABLE} is not there, but later ones are: it was"
-                    " deleted before it was read, perhaps by another pipeline. Re-snapshot required."
+                    f"{self.where}: change {number} of table {TABLE} is not there, but later ones"
+                    " are: it was deleted before it was read, perhaps by another pipeline."
+                    " Re-snapshot required."
                 )
         return rows
 
@@ -369,7 +379,8 @@ class TriggerLog:
         )
         if op is None or (new_row is None and op != "d") or (old_row is None and op == "d"):
             raise UnsupportedEvent(
-                f"{self.where}: change {number!s} of table {TABLE}, of table {name!s}, is of an unknown kind"
+                f"{self.where}: change {number!s} of table {TABLE}, of table {name!s}, is of an"
+                " unknown kind"
             )
         shown = old_row if op == "d" else new_row
         assert shown is not None
@@ -437,7 +448,7 @@ def forget(session: TursoSession, position: TursoPosition) -> None:
 
 
 def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
-    """Return a table with the columns that one of its rows has: those at the time its trigger was created."""
+    """Return a table with the columns of one of its rows: those when its trigger was created."""
     by_name = {column.name: column for column in table.table.columns}
     columns = tuple(
         replace(by_name[name], ordinal_position=number)
