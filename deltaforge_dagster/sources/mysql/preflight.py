@@ -60,7 +60,7 @@ _RECOMMENDED = {
 
 _FRAGMENTS = "binlog_row_event_fragment_threshold"
 
-_KEPT = (
+_KEPT_ROWS = (
     "tables get these where they are constants, and are held where they are not; after REPLACE,"
     " MariaDB logs an update without the columns that got their defaults, so that tables keep the"
     " old values"
@@ -138,7 +138,7 @@ def _settings(
             change = SettingChange(f"; {service.gtids_on}")
             level = "warning" if service.moves else level
         if keeps_rows and name == "binlog_row_image":
-            level, meaning = "warning", f"{meaning}; {_KEPT}"  # noqa: PLW2901 - more of it
+            level, meaning = "warning", f"{meaning}; {_KEPT_ROWS}"  # noqa: PLW2901 - more of it
         text = f"{name} is {value}: {meaning}{change.advice}"
         findings.append(Finding(name, level, text, change.remedy))
     partial = settings.get("binlog_row_value_options", "")
@@ -251,7 +251,7 @@ def _tables(
             Finding(
                 "keys",
                 "note",
-                f"no primary key: {listed(_full(without))}; their messages have no key of the row,"
+                f"no primary key: {listed(_full_names(without))}; their messages have no key of the row,"
                 " so sinks cannot keep one row's changes in order or compact them",
                 [
                     f"ALTER TABLE {quoted(db)}.{quoted(table)} ADD PRIMARY KEY (...)"
@@ -272,7 +272,7 @@ def _reading(
     unreadable = [name for name in tables if not _readable(session, *name)]
     if not unreadable:
         return []
-    text = f"user {server.user!r} may not read {listed(_full(unreadable))}"
+    text = f"user {server.user!r} may not read {listed(_full_names(unreadable))}"
     account = session.account
     grants = [
         f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO {account}" for db, table in unreadable
@@ -329,13 +329,13 @@ def _variables(session: MysqlSession, names: Sequence[str]) -> Mapping[str, str]
     return {row["Variable_name"]: str(row["Value"]) for row in rows}
 
 
-def _full(names: Sequence[tuple[str, str]]) -> list[str]:
+def _full_names(names: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{db}.{table}" for db, table in names]
 
 
 _NO_SUCH_TABLE, _NO_SUCH_DATABASE = 1146, 1049
-_MOST = 10_000
-_FEW = 20
+_MAX_TABLES = 10_000
+_MAX_NAMES = 20
 
 
 def coverage(
@@ -363,7 +363,7 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
     rows = session.rows(
         "SELECT DISTINCT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"
         " WHERE TABLE_TYPE = 'BASE TABLE' LIMIT %s",
-        _MOST,
+        _MAX_TABLES,
     )
     seen = {str(row["db"]) for row in rows if patterns.matches(str(row["db"]), str(row["name"]))}
     left_out = sorted(
@@ -423,7 +423,7 @@ def _invisible(session: MysqlSession, names: Sequence[tuple[str, str]]) -> list[
         *(part for name in names for part in name),
     )
     shown = {(str(row["db"]), str(row["name"])) for row in rows}
-    return [name for name in names if name not in shown][:_FEW]
+    return [name for name in names if name not in shown][:_MAX_NAMES]
 
 
 def _names(row: Mapping[str, Any], column: str) -> set[str]:

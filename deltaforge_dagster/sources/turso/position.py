@@ -63,10 +63,10 @@ class TursoPosition:
         return json.dumps(fields)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TursoPosition) and self._place == other._place
+        return isinstance(other, TursoPosition) and self._compared_fields == other._compared_fields
 
     def __hash__(self) -> int:
-        return hash(self._place)
+        return hash(self._compared_fields)
 
     def __lt__(self, other: TursoPosition) -> bool:
         theirs = dict(other.table_positions)
@@ -78,5 +78,5 @@ class TursoPosition:
         )
 
     @property
-    def _place(self) -> tuple[str, int, frozenset[tuple[str, int]]]:
+    def _compared_fields(self) -> tuple[str, int, frozenset[tuple[str, int]]]:
         return self.mode, self.last_change_id or 0, frozenset(self.table_positions)

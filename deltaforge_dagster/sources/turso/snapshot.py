@@ -245,7 +245,7 @@ def _bounds(
     parameters: list[Value] = []
     for text, operator in ((after, ">"), (upto, "<=")):
         if text is not None:
-            condition, values = _compared(key, operator, _values(text))
+            condition, values = _comparison(key, operator, _values(text))
             conditions.append(condition)
             parameters += values
     if not conditions:
@@ -256,14 +256,14 @@ def _bounds(
     return f"(({both}) OR NOT {_whole_key(key)})", tuple(parameters)
 
 
-def _compared(
+def _comparison(
     key: Sequence[str], operator: str, values: Sequence[Value]
 ) -> tuple[str, list[Value]]:
     """Return the SQL condition that compares a key with values, in a form that can use an index."""
     first, *rest = key
     if not rest:
         return f"{identifier(first)} {operator} ?", [values[0]]
-    condition, parameters = _compared(rest, operator, values[1:])
+    condition, parameters = _comparison(rest, operator, values[1:])
     loose, strict = f"{operator[0]}=", operator[0]
     name = identifier(first)
     return (

@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 
 _OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
 
-_ASKED = (
+_VARIABLES = (
     "log_bin",
     "binlog_format",
     "gtid_mode",
@@ -34,7 +34,7 @@ FILE_START = 4
 
 _NO_ENGINE = ("", "NONE")
 _EXECUTED_SECONDS = 5.0
-_NO_SUCH_PLACE = 1220  # ER_ERROR_WHEN_EXECUTING_COMMAND
+_COMMAND_FAILED = 1220  # ER_ERROR_WHEN_EXECUTING_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def facts(session: MysqlSession, where: str) -> BinlogSettings:
     by_name = recognize(session.server_version, {}, session.host)
     if by_name.no_log:
         raise SourceMisconfigured(f"{where}: {by_name.name}: {by_name.no_log}")
-    names = ", ".join(f"'{name}'" for name in _ASKED)
+    names = ", ".join(f"'{name}'" for name in _VARIABLES)
     values = {
         row["Variable_name"]: str(row["Value"])
         for row in session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
@@ -265,7 +265,7 @@ def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition
     begin = f" FROM {position.pos:d}"
     for file in files[files.index(position.file) :]:
         query = f"SHOW BINLOG EVENTS IN '{file}'{begin} LIMIT 10"
-        for row in session.rows_or_refusal(query, _NO_SUCH_PLACE) or ():
+        for row in session.rows_or_refusal(query, _COMMAND_FAILED) or ():
             if row["Event_type"] == "Anonymous_Gtid":
                 raise lost(
                     where,

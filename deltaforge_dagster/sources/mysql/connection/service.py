@@ -164,10 +164,10 @@ SERVICES = (_PLANETSCALE, _AURORA, _RDS_MARIADB, _RDS, _CLOUD_SQL, _AZURE, _DIGI
 """The services, in the order in which they are looked for."""
 
 _PATHS = ("basedir", "datadir")
-_SIGNS = " OR ".join(
+_SERVICE_VARIABLES = " OR ".join(
     f"Variable_name LIKE '{service.variables}%'" for service in SERVICES if service.variables
 )
-_QUERY = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_PATHS} OR {_SIGNS}"
+_QUERY = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_PATHS} OR {_SERVICE_VARIABLES}"
 
 
 def recognize(version: str, variables: Mapping[str, str], host: str) -> MysqlService:

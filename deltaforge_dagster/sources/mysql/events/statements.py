@@ -73,7 +73,7 @@ _PASSED = (
     "REVOKE", "SAVEPOINT", "SET", "UNINSTALL",
 )  # fmt: skip
 _DEFINES = {"ALTER", "CREATE", "DROP", "RENAME"}
-_ELSEWHERE = {"INSTANCE", "ROLE", "SERVER", "TEMPORARY", "USER"}
+_IGNORED_OBJECTS = {"INSTANCE", "ROLE", "SERVER", "TEMPORARY", "USER"}
 """Second words of DDL that can be ignored: accounts, servers, and temporary tables.
 
 Only one session sees a temporary table.
@@ -118,7 +118,7 @@ def _kind(words: str, query: QueryEvent) -> StatementKind:
         return StatementKind.PASSED
     if verb in _DEFINES:
         return _kind_of_ddl(second, query)
-    if verb == "ANALYZE" and second not in _OF_TABLES:
+    if verb == "ANALYZE" and second not in _ANALYZE_TABLE_WORDS:
         return StatementKind.CHANGES  # MariaDB executes a statement in order to analyze it
     return _TWO_WORDS.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
 
@@ -126,12 +126,12 @@ def _kind(words: str, query: QueryEvent) -> StatementKind:
 def _kind_of_ddl(second: str, query: QueryEvent) -> StatementKind:
     if second == "OR":
         second = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
-    if second in _ELSEWHERE:
+    if second in _IGNORED_OBJECTS:
         return StatementKind.PASSED
     return StatementKind.DEFINES if _filled(query) is None else StatementKind.CHANGES
 
 
-_OF_TABLES = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
+_ANALYZE_TABLE_WORDS = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
 """Second words of the ANALYZE that only makes statistics."""
 
 

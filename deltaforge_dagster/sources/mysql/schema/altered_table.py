@@ -171,7 +171,7 @@ _OPTIONS = {
     "UNION", "UPGRADE", "WITHOUT",
 }  # fmt: skip
 """First words of actions and options that change neither columns nor the key of a table."""
-_OF_PARTITIONS = {
+_PARTITION_ACTIONS = {
     "ADD", "ANALYZE", "CHECK", "COALESCE", "DISCARD", "DROP", "EXCHANGE", "IMPORT", "OPTIMIZE",
     "REBUILD", "REORGANIZE", "REPAIR", "TRUNCATE",
 }  # fmt: skip
@@ -189,10 +189,10 @@ def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]
     for tokens in items(reader.rest()):
         action = reader.within(tokens)
         if action.word == "ORDER" or (
-            action.word in _OF_PARTITIONS and action.ahead(1) == "PARTITION"
+            action.word in _PARTITION_ACTIONS and action.ahead(1) == "PARTITION"
         ):
             break  # it comes last, and the names in it are separated by commas, too
-        if not _keeps_columns(action) or (defaults and _is_redefault(action)):
+        if not _keeps_columns(action) or (defaults and _is_default_change(action)):
             relevant.append(action)
     return relevant
 
@@ -218,7 +218,7 @@ def _keeps_columns(action: TokenReader) -> bool:
             return verb in _OPTIONS or noun == "=" or (verb, noun) == ("WITH", "VALIDATION")
 
 
-def _is_redefault(action: TokenReader) -> bool:
+def _is_default_change(action: TokenReader) -> bool:
     return action.word == "ALTER" and action.ahead(1) not in {"INDEX", "KEY", "CHECK", "CONSTRAINT"}
 
 
@@ -254,15 +254,15 @@ def act(table: AlteredTable, action: TokenReader) -> None:
             _rename(table, action)
     elif verb == "CONVERT" and action.skip("TO"):
         # Text types may become wider or binary; the types in the log are authoritative.
-        _loosen(table)
+        _forget_charsets(table)
     elif verb == "ALTER":
         action.skip("COLUMN")
-        _redefault(table, action)
+        _change_default(table, action)
     else:
         raise NotUnderstoodError
 
 
-def _redefault(table: AlteredTable, action: TokenReader) -> None:
+def _change_default(table: AlteredTable, action: TokenReader) -> None:
     """Apply `ALTER [COLUMN] name SET DEFAULT` or `DROP DEFAULT`; the default becomes unknown."""
     name = action.next().text.lower()
     for old, column in table.columns:
@@ -273,7 +273,7 @@ def _redefault(table: AlteredTable, action: TokenReader) -> None:
 
 
 def _rename(table: AlteredTable, action: TokenReader) -> None:
-    _, old = _old(table, action)
+    _, old = _existing_column(table, action)
     if not action.skip("TO"):
         raise NotUnderstoodError
     name = action.name()
@@ -282,7 +282,7 @@ def _rename(table: AlteredTable, action: TokenReader) -> None:
         table.changed[old] = replace(current, name=name)
 
 
-def _loosen(table: AlteredTable) -> None:
+def _forget_charsets(table: AlteredTable) -> None:
     for name, column in table.columns:
         current = table.changed.get(name, column)
         if current.type.split("(")[0] in TEXTS:
@@ -371,12 +371,12 @@ def _drop(table: AlteredTable, action: TokenReader) -> None:
             table.loses_key = True
     elif not _is_period(action):
         action.skip("COLUMN")
-        _, old = _old(table, action)
+        _, old = _existing_column(table, action)
         if old is not None:
             table.dropped.add(old)
 
 
-def _old(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
+def _existing_column(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
     """Read the name of an existing column; return it as written, and as the table spells it.
 
     The second is None if the column does not exist and `IF EXISTS` allows that.
@@ -390,7 +390,7 @@ def _old(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
 
 def _change(table: AlteredTable, action: TokenReader, *, renames: bool) -> None:
     action.skip("COLUMN")
-    written, old = _old(table, action)
+    written, old = _existing_column(table, action)
     if old is None:
         return
     # MODIFY also changes the name's case to that in the statement.

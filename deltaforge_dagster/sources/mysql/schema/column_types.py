@@ -52,7 +52,7 @@ _SYNONYMS = {
     "float4": "float", "float8": "double", "character": "char", "nchar": "char",
     "nvarchar": "varchar", "varcharacter": "varchar",
 }  # fmt: skip
-_KNOWN = {
+_TYPE_NAMES = {
     "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real",
     "bit", "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
     "vector", "uuid", "inet4", "inet6",
@@ -99,7 +99,7 @@ def _type_name(reader: TokenReader) -> str:
         reader.skip_any("VARCHAR", "VARBINARY", "CHAR", "CHARACTER", "VARYING")
         return ANY_TEXT
     name = _SYNONYMS.get(word, word)
-    if name not in _KNOWN:
+    if name not in _TYPE_NAMES:
         raise NotUnderstoodError
     if name == "double":
         reader.skip("PRECISION")
@@ -189,10 +189,10 @@ def _comparable(column_type: str) -> str:
     if name in GEOMETRIES:
         return "geometry"
     # The log distinguishes text and bytes only by the character set, so they count as equal here.
-    return _IN_THE_LOG.get(name, name.replace("blob", "text"))
+    return _LOGGED_TYPES.get(name, name.replace("blob", "text"))
 
 
-_IN_THE_LOG = {
+_LOGGED_TYPES = {
     "binary": "char", "varbinary": "varchar", "uuid": "char", "inet4": "char", "inet6": "char",
 }  # fmt: skip
 

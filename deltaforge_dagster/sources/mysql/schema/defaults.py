@@ -57,7 +57,7 @@ _ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
 _ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _BITS = re.compile(r"b'([01]+)'")
-_WHOLE = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?")
 _TIME = re.compile(r"(-?\d{2,3}:\d\d:\d\d)(?:\.(\d{1,6}))?")
@@ -139,7 +139,7 @@ def default_json(  # noqa: PLR0911 - one case per type
     if type_.name in {"enum", "set"}:
         return _labels_json(text, type_, labels)
     if kind in {SIGNED, UNSIGNED, YEAR}:
-        return str(int(text)) if _WHOLE.fullmatch(text) else None
+        return str(int(text)) if _INTEGER.fullmatch(text) else None
     if kind == BIT:
         bits = _BITS.fullmatch(text)
         return None if bits is None else str(int(bits[1], 2))

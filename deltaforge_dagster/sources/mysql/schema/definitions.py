@@ -146,7 +146,7 @@ def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> 
         if reader.skip("TABLE"):
             _create(tables, reader, touched)
     elif reader.skip("DROP"):
-        _drop_something(tables, reader, touched)
+        _drop_statement(tables, reader, touched)
     elif reader.skip("RENAME"):
         if reader.skip("TABLE") or reader.skip("TABLES"):
             for old, new in renamed_tables(reader):
@@ -157,10 +157,10 @@ def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> 
             reader.skip("IF", "EXISTS")
             _alter(tables, reader, touched)
     elif reader.skip("SET", "STATEMENT"):
-        _set(tables, reader, touched)
+        _set_statement(tables, reader, touched)
 
 
-def _set(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+def _set_statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
     """Mark the tables of a `SET STATEMENT ... FOR` as touched, because its statement is not parsed.
 
     `sql_text.plain` removes the prefix, unless a SQL mode or a character set in it makes the
@@ -175,7 +175,7 @@ def _set(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
         raise NotUnderstoodError
 
 
-def _drop_something(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+def _drop_statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
     if reader.skip("TABLE") or reader.skip("TABLES"):
         for name in _names(reader, touched):
             tables.pop(name, None)

@@ -180,9 +180,9 @@ class MysqlTableVersions:
         self._catalog = catalog
         self._captures = captures
         self.server = UNKNOWN_SERVER
-        self._known: dict[Name, dict[_Described, int]] = {}
+        self._versions: dict[Name, dict[_Described, int]] = {}
         self._newest: dict[str, int] = {}
-        self._shown: dict[int, TableSchema] = {}
+        self._visible_schemas: dict[int, TableSchema] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
@@ -198,7 +198,7 @@ class MysqlTableVersions:
     def redefined(self, tables: Iterable[Name]) -> None:
         """Forget the versions of tables: equal TABLE_MAP events may mean other columns now."""
         for table in tables:
-            self._known.pop(table, None)
+            self._versions.pop(table, None)
 
     @property
     def captured(self) -> set[str]:
@@ -245,7 +245,7 @@ class MysqlTableVersions:
         if definition is not None:
             types = _types(described, definition, name, self._forms)
         key = (content[ID_SIZE:], self.server, definition, captured)
-        versions = self._known.setdefault((described.db, described.table), {})
+        versions = self._versions.setdefault((described.db, described.table), {})
         version = versions.get(key)
         if version is None:
             if definition is not None:
@@ -253,8 +253,10 @@ class MysqlTableVersions:
             else:
                 version = self._add_skipped(described, name, HELD if captured else 0)
             versions[key] = version
-        elif version in self._shown and self._newest.get(name) != version:
-            self._registry.register(self._shown[version], position)  # it is in force again
+        elif version in self._visible_schemas and self._newest.get(name) != version:
+            self._registry.register(
+                self._visible_schemas[version], position
+            )  # it is in force again
         self._newest[name] = version
         self._put_in_force(content, version)
 
@@ -404,7 +406,9 @@ class MysqlTableVersions:
             ),
             primary_key=tuple(name for name in names if name in definition.primary_key),
         )
-        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        shown = self._visible_schemas[len(self.schemas)] = self.hiding.add(
+            len(self.schemas), schema
+        )
         self.stamps.append(self._registry.register(shown, position))
         self.schemas.append(schema)
         in_key = [name in definition.primary_key for name in names]

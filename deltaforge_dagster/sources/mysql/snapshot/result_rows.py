@@ -45,7 +45,7 @@ WHY, AT, LINES = range(3)
 """Fields of `state`: why `split_rows` stopped, offset of the next packet, used `bounds` lines."""
 
 _MAX_VALUES = 1 << 20
-_AHEAD = 1 << 16
+_READ_AHEAD_BYTES = 1 << 16
 """Bytes: more than PyMySQL's buffered socket file reads ahead, less than a read buffer."""
 
 
@@ -156,7 +156,7 @@ def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]
 def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
     sock = connection._sock  # noqa: SLF001 - as above
     # While reading the description of the result, PyMySQL may have read the first rows ahead.
-    ahead = connection._rfile.read1(_AHEAD)  # noqa: SLF001 - as above
+    ahead = connection._rfile.read1(_READ_AHEAD_BYTES)  # noqa: SLF001 - as above
 
     def receive(room: memoryview, _seconds: float) -> int:
         nonlocal ahead

@@ -293,10 +293,10 @@ def plan_sections(
             yield section(candidate)
 
 
-_AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
+_HANDLED_STOPS = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
 
 
-class _Passed(NonRowEvents):
+class _PlannerEvents(NonRowEvents):
     """Handles non-row events of files, tables and transactions for the planner; others end it."""
 
     def act(self, stop: int, source: Bytes) -> None:
@@ -306,11 +306,11 @@ class _Passed(NonRowEvents):
             UnsupportedEvent: The log from here on cannot be decoded as a separate section.
         """
         state = self._state
-        if stop in _AS_A_DECODER:
+        if stop in _HANDLED_STOPS:
             super().act(stop, source)
         elif stop == PAYLOAD:  # the rest of a transaction, which counts as captured
             state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
-            self._found.commit()
+            self._assembler.commit()
         elif stop == PARTIAL:
             state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
         else:
@@ -330,7 +330,7 @@ class SectionPlanner(MysqlDecoder):
     ends it, as `DecodedBinlog.error`. The sequential reader continues from there.
     """
 
-    _non_row_events = _Passed
+    _non_row_events = _PlannerEvents
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

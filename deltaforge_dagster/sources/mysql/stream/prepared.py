@@ -76,7 +76,7 @@ class PreparedRows:
     def __init__(self) -> None:
         self._open: list[bytes] = []
         self._open_bytes = 0
-        self._known: dict[Xid, list[bytes]] = {}
+        self._prepared: dict[Xid, list[bytes]] = {}
         self._bytes = 0
 
     def begin(self) -> None:
@@ -95,19 +95,19 @@ class PreparedRows:
         """Store the events of the transaction that was read as `xid`, if there is room for all."""
         self.forget(xid)
         if self._bytes + self._open_bytes <= MAX_KEPT_BYTES:
-            self._known[xid] = self._open
+            self._prepared[xid] = self._open
             self._bytes += self._open_bytes
         self.begin()
 
     def pop(self, xid: Xid) -> list[bytes] | None:
         """Remove and return the events of a transaction; None if they are not in memory."""
-        kept = self._known.get(xid)
+        kept = self._prepared.get(xid)
         self.forget(xid)
         return kept
 
     def forget(self, xid: Xid) -> None:
         """Remove the events of a transaction."""
-        self._bytes -= sum(map(len, self._known.pop(xid, ())))
+        self._bytes -= sum(map(len, self._prepared.pop(xid, ())))
 
 
 class PreparedLog:

@@ -61,10 +61,10 @@ from deltaforge_dagster.tables import TableSchema
 
 MODE = "native"
 
-_NEEDED = {"change_id", "change_time", "change_type", "table_name", "before", "after"}
+_NEEDED_COLUMNS = {"change_id", "change_time", "change_type", "table_name", "before", "after"}
 _OPS = {1: "c", 0: "u", -1: "d"}
 _COMMIT = 2
-_ENOUGH = 10_000  # so many new changes are worth a run, whatever tables they are of
+_MANY_CHANGES = 10_000  # so many new changes are worth a run, whatever tables they are of
 _DDL = TableSchema(DB, None, "_ddl", (), ())
 
 
@@ -123,10 +123,10 @@ class NativeLog:
         rows = session.query(
             f"SELECT table_name FROM {identifier(self.name)} WHERE change_id > ?"
             " ORDER BY change_id LIMIT ?",
-            (after.last_change_id or 0, _ENOUGH),
+            (after.last_change_id or 0, _MANY_CHANGES),
         )
         names = {str(row[0]) for row in rows if row[0] is not None}
-        return len(rows) == _ENOUGH or any(map(self.captures, names))
+        return len(rows) == _MANY_CHANGES or any(map(self.captures, names))
 
     def definitions(self, session: TursoSession, at: TursoPosition) -> dict[str, str]:
         """Return the statements of captured tables at a position."""
@@ -171,7 +171,7 @@ class NativeLog:
                 " source.config.cdc_mode"
             )
         columns = definition(sql).columns
-        if not set(columns) >= _NEEDED:
+        if not set(columns) >= _NEEDED_COLUMNS:
             raise SourceMisconfigured(
                 f"{self.where}: table {self.name} is no change table of Turso"
             )
@@ -278,7 +278,7 @@ class NativeLog:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTransaction:
     """The changes of an open transaction that were read so far."""
 
     changes: list[TursoChange] = field(default_factory=list)
@@ -301,9 +301,9 @@ class NativeReading:
     log: NativeLog
     at: TursoPosition
     notes: SourceNotes
-    _upto: int = 0
+    _window_end: int = 0
     _tables: dict[str, str] | None = None
-    _doubtful: frozenset[str] = frozenset()
+    _uncertain: frozenset[str] = frozenset()
     _catalog: dict[str, str] = field(default_factory=dict)
     _transaction: Value = None
     _index: int = 0
@@ -311,9 +311,9 @@ class NativeReading:
 
     def step(self, session: TursoSession, limit: int) -> Step:
         """Read the next changes; see `readings.Reading`."""
-        if self._upto <= (self.at.last_change_id or 0):
+        if self._window_end <= (self.at.last_change_id or 0):
             self._begin(session)
-        rows = self.log._rows(session, self.at, self._upto, limit)  # noqa: SLF001 - the two are one
+        rows = self.log._rows(session, self.at, self._window_end, limit)  # noqa: SLF001 - the two are one
         rows = self.log._following(rows, self.at)  # noqa: SLF001
         read_bytes = sum(
             len(value) for row in rows for value in row[5:] if isinstance(value, bytes)
@@ -323,16 +323,16 @@ class NativeReading:
     def _begin(self, session: TursoSession) -> None:
         """Begin a window that ends at the change table's current end."""
         log = self.log
-        self._upto = log.newest(session).last_change_id or 0
+        self._window_end = log.newest(session).last_change_id or 0
         self._catalog = log._captured(statements(session))  # noqa: SLF001
         noted = self.notes.defined(self.at) if self._tables is None else self._tables
         changes = [
             ddl
-            for _, ddl in log._table_changes(session, self.at, self._upto)  # noqa: SLF001
+            for _, ddl in log._table_changes(session, self.at, self._window_end)  # noqa: SLF001
         ]
         changes = [change for change in changes if self._touches(change)]
         definitions = known(noted, changes, self._catalog)
-        self._tables, self._doubtful = definitions.tables, definitions.doubtful
+        self._tables, self._uncertain = definitions.tables, definitions.doubtful
 
     def _touches(self, change: TursoTableChange) -> bool:
         names = [table[0] for table in (change.before, change.after) if table is not None]
@@ -340,19 +340,23 @@ class NativeReading:
 
     def _parts(self, rows: list[Row]) -> list[Part]:
         start = self.at
-        complete, transaction, ended = Part([], None, start), _Open(), None
+        complete, transaction, ended = Part([], None, start), _OpenTransaction(), None
         for row in rows:
             # NULL: the older form of the table, where each change is a transaction of its own.
             if row[2] is None or row[2] != self._transaction:
                 self._end_transaction(transaction)
-                complete, transaction, ended = transaction.behind(complete), _Open(), self.at
+                complete, transaction, ended = (
+                    transaction.behind(complete),
+                    _OpenTransaction(),
+                    self.at,
+                )
                 self._transaction, self._index = row[2], 0
-            self._take(row, transaction)
+            self._add_row(row, transaction)
             self.at = _position(row)
-        if (self.at.last_change_id or 0) >= self._upto:
+        if (self.at.last_change_id or 0) >= self._window_end:
             # The session in which the window began saw complete transactions only.
             self._end_transaction(transaction)
-            complete, transaction, ended = transaction.behind(complete), _Open(), self.at
+            complete, transaction, ended = transaction.behind(complete), _OpenTransaction(), self.at
             self._end_window()
         parts = []
         if ended is not None and (ended != start or complete.changes or complete.held):
@@ -360,7 +364,7 @@ class NativeReading:
         rest = transaction.behind(Part([], None, self.at))
         return [*parts, rest] if rest.changes or rest.held else parts
 
-    def _end_transaction(self, transaction: _Open) -> None:
+    def _end_transaction(self, transaction: _OpenTransaction) -> None:
         """Mark the last change of a transaction that was read completely with `tx_end`."""
         if self._last is not None:
             transaction.changes.append(replace(self._last, tx_end=True))
@@ -376,9 +380,9 @@ class NativeReading:
         }
         if different:
             self.notes.define(different, self.at)
-        self._tables, self._doubtful = dict(self._catalog), frozenset()
+        self._tables, self._uncertain = dict(self._catalog), frozenset()
 
-    def _take(self, row: Row, transaction: _Open) -> None:
+    def _add_row(self, row: Row, transaction: _OpenTransaction) -> None:
         kind, name = _integer(row[3]), row[4]
         if kind == _COMMIT:
             return
@@ -434,7 +438,7 @@ class NativeReading:
         assert self._tables is not None
         full_name, sql = f"{DB}.{name!s}", self._tables.get(name)
         reason = self.notes.held().get(full_name)
-        if reason is None and (sql is None or name in self._doubtful):
+        if reason is None and (sql is None or name in self._uncertain):
             sql = None
             reason = (
                 f"{self.log.where}: table {name!s} was renamed or altered, near change {row[0]!s},"

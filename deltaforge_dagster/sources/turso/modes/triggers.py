@@ -68,11 +68,11 @@ _OPS = {"INSERT": "c", "UPDATE": "u", "DELETE": "d"}
 _EVENT = re.compile(r"\b(INSERT|UPDATE|DELETE)(?:\s+OF\s+[^;]*?)?\s+ON\b", re.IGNORECASE)
 """The event of a trigger (SQLite's manual: "CREATE TRIGGER")."""
 
-_ENOUGH = 10_000  # so many new changes are worth a run, whatever tables they are of
+_MANY_CHANGES = 10_000  # so many new changes are worth a run, whatever tables they are of
 _HEX = "_df_hex"
 _REAL = "_df_real"
 _BITS = 62  # exponent of the largest power of two that is an INTEGER
-_MADE = f"""CREATE TABLE {TABLE} (
+_CREATE_CHANGES = f"""CREATE TABLE {TABLE} (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   table_name TEXT NOT NULL,
   operation TEXT NOT NULL,
@@ -81,16 +81,16 @@ _MADE = f"""CREATE TABLE {TABLE} (
   created_at INTEGER NOT NULL
 )"""
 _MARKS = "_df_cdc_tables"
-_MARKS_MADE = f"""CREATE TABLE {_MARKS} (
+_CREATE_MARKS = f"""CREATE TABLE {_MARKS} (
   table_name TEXT PRIMARY KEY,
   identity TEXT NOT NULL,
   was_empty INTEGER NOT NULL
 )"""
-_TABLES = {TABLE: _MADE, _MARKS: _MARKS_MADE}
+_TABLES = {TABLE: _CREATE_CHANGES, _MARKS: _CREATE_MARKS}
 """The tables that `make` creates, by name."""
 
 # The time in milliseconds, computed without REAL numbers, for every version of SQLite.
-_NOW = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
+_NOW_MILLIS = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
 
 
 def trigger_statements(table: Definition) -> dict[str, str]:
@@ -105,7 +105,7 @@ def trigger_statements(table: Definition) -> dict[str, str]:
             literal(operation),
             images[new] if new else "NULL",
             images[old] if old else "NULL",
-            _NOW,
+            _NOW_MILLIS,
         )
         triggers[name] = (
             f"CREATE TRIGGER {identifier(name)} AFTER {operation} ON {identifier(table.name)} BEGIN"
@@ -323,9 +323,9 @@ class TriggerLog:
         self.check(session, after)
         rows = session.query(
             f"SELECT table_name FROM {TABLE} WHERE id > ? ORDER BY id LIMIT ?",
-            (after.last_change_id or 0, _ENOUGH),
+            (after.last_change_id or 0, _MANY_CHANGES),
         )
-        return len(rows) == _ENOUGH or any(map(self.captures, {str(row[0]) for row in rows}))
+        return len(rows) == _MANY_CHANGES or any(map(self.captures, {str(row[0]) for row in rows}))
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> TriggerReading:
         """Return a reading of the changes after a position."""
@@ -384,7 +384,7 @@ class TriggerLog:
             )
         shown = old_row if op == "d" else new_row
         assert shown is not None
-        schema = _seen(table, shown)
+        schema = _row_schema(table, shown)
         key = key_of(shown, schema.primary_key)
         assert isinstance(number, int)
         assert isinstance(created_at, int)
@@ -400,7 +400,7 @@ class TriggerLog:
 
     def _row(self, number: Any, text: Any) -> dict[str, Any]:
         try:
-            return {name: _shown(value) for name, value in orjson.loads(text).items()}
+            return {name: _decoded(value) for name, value in orjson.loads(text).items()}
         except (ValueError, TypeError, AttributeError, OverflowError):
             raise UnsupportedEvent(
                 f"{self.where}: change {number} of table {TABLE} has no JSON object as its row"
@@ -447,7 +447,7 @@ def forget(session: TursoSession, position: TursoPosition) -> None:
     session.query(f"DELETE FROM {TABLE} WHERE id <= ?", (position.last_change_id or 0,))
 
 
-def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
+def _row_schema(table: Definition, row: dict[str, Any]) -> TableSchema:
     """Return a table with the columns of one of its rows: those when its trigger was created."""
     by_name = {column.name: column for column in table.table.columns}
     columns = tuple(
@@ -460,7 +460,7 @@ def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
     return TableSchema(DB, None, table.name, columns, key)
 
 
-def _shown(value: Any) -> Any:
+def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {_HEX}:
