@@ -251,8 +251,8 @@ def _tables(
             Finding(
                 "keys",
                 "note",
-                f"no primary key: {listed(_full_names(without))}; their messages have no key of the row,"
-                " so sinks cannot keep one row's changes in order or compact them",
+                f"no primary key: {listed(_full_names(without))}; their messages have no key of the"
+                " row, so sinks cannot keep one row's changes in order or compact them",
                 [
                     f"ALTER TABLE {quoted(db)}.{quoted(table)} ADD PRIMARY KEY (...)"
                     for db, table in without

@@ -228,7 +228,9 @@ _COLLATIONS: dict[Charset, tuple[int | tuple[int, int], ...]] = {
     _single(
         "geostd8", "cp1252", {**_upper("".join(map(chr, range(0xA0, 0xC0))), 0xA0), **_GEOSTD8}
     ): (92, 93),
-    _single("greek", "iso8859_7", {**_upper("\u02bd\u02bc", 0xA1), **_without_character("a4 a5 aa")}): (25, 70),
+    _single(
+        "greek", "iso8859_7", {**_upper("\u02bd\u02bc", 0xA1), **_without_character("a4 a5 aa")}
+    ): (25, 70),
     _single("hebrew", "iso8859_8", {b"\xaf": "‾"}): (16, 71),
     _single("hp8", "hp_roman8"): (6, 72),
     _single("keybcs2", "latin_1", _KEYBCS2): (37, 73),

@@ -313,7 +313,8 @@ class NativeReading:
         """Read the next changes; see `readings.Reading`."""
         if self._window_end <= (self.at.last_change_id or 0):
             self._begin(session)
-        rows = self.log._rows(session, self.at, self._window_end, limit)  # noqa: SLF001 - the two are one
+        # The two classes are one.
+        rows = self.log._rows(session, self.at, self._window_end, limit)  # noqa: SLF001
         rows = self.log._following(rows, self.at)  # noqa: SLF001
         read_bytes = sum(
             len(value) for row in rows for value in row[5:] if isinstance(value, bytes)
