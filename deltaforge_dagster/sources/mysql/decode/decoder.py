@@ -188,7 +188,7 @@ class MysqlDecoder:
                     continue
                 stop = self._round(source)
                 if stop == SPLIT and self._error is None:
-                    if not self._joined(source):
+                    if not self._decode_split_event(source):
                         break
                 elif stop in (NEED_MORE, FOREIGN, REACHED):
                     if stop == FOREIGN and self._error is None:
@@ -245,7 +245,7 @@ class MysqlDecoder:
             error = placed
         self._error = error
 
-    def _joined(self, source: Bytes) -> bool:
+    def _decode_split_event(self, source: Bytes) -> bool:
         """Decode the event at the offset, which is split over several packets.
 
         Returns False if it is incomplete.

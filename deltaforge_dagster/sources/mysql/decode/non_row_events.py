@@ -186,7 +186,7 @@ class NonRowEvents:
         elif stop == OF_XA:
             self._prepared_rows.keep(source[start:end].tobytes())
         elif stop == HELD_ROWS:
-            self._keep_rows(source[start:end].tobytes())
+            self._hold_rows(source[start:end].tobytes())
         elif stop == COMPRESSED:
             self._nest(iter([decompressed(source[start:end].tobytes())]))
         else:
@@ -318,9 +318,9 @@ class NonRowEvents:
             )
         self._catalog.statement(query.database, query.sql, self._assembler.here())
         for table in sorted(tables):
-            self._keep(table, HeldStatement(query.database, query.sql))
+            self._hold_event(table, HeldStatement(query.database, query.sql))
 
-    def _keep_rows(self, event: bytes) -> None:
+    def _hold_rows(self, event: bytes) -> None:
         """Add a rows event of a held table to the batches, undecoded."""
         state = self._state
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
@@ -336,9 +336,9 @@ class NonRowEvents:
             event=event,
             server=self._versions.server,
         )
-        self._keep(".".join(table_of(table_map)), held)
+        self._hold_event(".".join(table_of(table_map)), held)
 
-    def _keep(self, table: str, held: HeldItem) -> None:
+    def _hold_event(self, table: str, held: HeldItem) -> None:
         event = HeldEvent(table, self._versions.held[table], held.data())
         self._assembler.batches.append(ChangeBatch(None, None, held=(event,)))
 
@@ -352,7 +352,7 @@ class NonRowEvents:
         self._versions.forget()
         if kind is StatementKind.DEFINES:
             for table in self._versions.held:
-                self._keep(table, HeldStatement(query.database, query.sql))
+                self._hold_event(table, HeldStatement(query.database, query.sql))
         if kind is StatementKind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
@@ -380,7 +380,7 @@ class NonRowEvents:
         )
         state[INDEX] += 1
         if op == "t" and f"{db}.{table}" in self._versions.held:
-            self._keep(f"{db}.{table}", HeldBatch(tuple(tx.tolist()), row))
+            self._hold_event(f"{db}.{table}", HeldBatch(tuple(tx.tolist()), row))
             return
         self._assembler.add(row)
 

@@ -105,10 +105,10 @@ def statement(query: QueryEvent) -> Statement:
     kind = _kind(words, query)
     tables = None
     if kind is StatementKind.CHANGES:
-        tables = _changed(query)
+        tables = _changed_tables(query)
     elif kind is StatementKind.UNKNOWN:
         # Texts may be names as well: it is not certain which quotes enclose names.
-        tables = _named(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
+        tables = _named_tables(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
     return Statement(kind, words, tables)
 
 
@@ -128,14 +128,14 @@ def _kind_of_ddl(second: str, query: QueryEvent) -> StatementKind:
         second = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
     if second in _IGNORED_OBJECTS:
         return StatementKind.PASSED
-    return StatementKind.DEFINES if _filled(query) is None else StatementKind.CHANGES
+    return StatementKind.DEFINES if _filled_table(query) is None else StatementKind.CHANGES
 
 
 _ANALYZE_TABLE_WORDS = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
 """Second words of the ANALYZE that only makes statistics."""
 
 
-def _filled(query: QueryEvent) -> Name | None:
+def _filled_table(query: QueryEvent) -> Name | None:
     """Return the table that a CREATE TABLE fills with a query; None for any other statement.
 
     The query is `... SELECT`, `... TABLE` or `... VALUES`.
@@ -155,14 +155,14 @@ def _filled(query: QueryEvent) -> Name | None:
     return name if fills(reader.rest()) else None
 
 
-def _changed(query: QueryEvent) -> frozenset[Name] | None:
+def _changed_tables(query: QueryEvent) -> frozenset[Name] | None:
     """Return the tables whose rows a statement may change; None if a routine may change any."""
-    created = _filled(query)
+    created = _filled_table(query)
     if created is not None:
         return frozenset({created})
     reader = TokenReader(query.sql, query.database, fold=False)
     if reader.word in {"UPDATE", "DELETE"}:
-        return _named(query, TokenKind.WORD, TokenKind.NAME)
+        return _named_tables(query, TokenKind.WORD, TokenKind.NAME)
     if not (reader.skip("INSERT") or reader.skip("REPLACE")):
         return None
     reader.skip_any("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE")
@@ -173,7 +173,7 @@ def _changed(query: QueryEvent) -> frozenset[Name] | None:
         return None
 
 
-def _named(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
+def _named_tables(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
     """Return what may be the name of a table in a statement; None if nothing follows the verb."""
     tokens = list(read_tokens(query.sql))[1:]
     names: set[Name] = set()

@@ -77,7 +77,7 @@ _TEXT_KINDS = {UTF_8_TEXT, SINGLE_TEXT, MULTI_TEXT, UTF_16_TEXT, UTF_32_TEXT}
 def catalog_default(
     value: str | None, *, type_: str, nullable: bool, extra: str, is_mariadb: bool
 ) -> ColumnDefault | None:
-    """Return the default of a column in the catalog; None if it is no constant, or not certain.
+    """Return the default that the catalog shows; None if it is not a constant, or not certain.
 
     Args:
         value: `COLUMN_DEFAULT`: the constant itself; on MariaDB an expression, which may be `NULL`.

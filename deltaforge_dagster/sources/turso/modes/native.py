@@ -313,7 +313,7 @@ class NativeReading:
         """Read the next changes; see `readings.Reading`."""
         if self._window_end <= (self.at.last_change_id or 0):
             self._begin(session)
-        # The two classes are one.
+        # A reading and its log are one unit.
         rows = self.log._rows(session, self.at, self._window_end, limit)  # noqa: SLF001
         rows = self.log._following(rows, self.at)  # noqa: SLF001
         read_bytes = sum(

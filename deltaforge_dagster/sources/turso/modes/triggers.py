@@ -306,7 +306,7 @@ class TriggerLog:
         return mean_bytes(session, TABLE, "id", "row_data", "old_data")
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the position before the oldest existing change; else the newest position."""
+        """Return the position before the oldest change; if none exists, the newest position."""
         newest = self.newest(session)  # also checks the table
         ((oldest,),) = session.query(f"SELECT min(id) FROM {TABLE}")
         return TursoPosition(MODE, oldest - 1) if isinstance(oldest, int) else newest
