@@ -60,7 +60,7 @@ class LogRetention:
         )
 
     def unsafe(self, session: MysqlSession) -> Finding | None:
-        """Return a finding if log files may be removed at any time; None if they are kept a while."""
+        """Return a finding if log files may be removed any time; None if they are kept a while."""
         if self.seconds:
             return None
         change = self.longer(session)
