@@ -80,8 +80,8 @@ class MysqlSourceConfig(SourceConfig):
         for pattern in () if self.outbox is None else self.outbox.tables:
             if self.tables and not any(_share_a_table(pattern, table) for table in self.tables):
                 raise ValueError(
-                    f"outbox.tables: {pattern} matches no table that `tables` captures (an outbox is "
-                    "captured like any table: add it there, too)"
+                    f"outbox.tables: {pattern} matches no table that `tables` captures (an outbox "
+                    "is captured like any table: add it there, too)"
                 )
         return self
 
@@ -141,7 +141,7 @@ def mysql_dsn(text: str) -> MysqlDsn:
         check_encoded(text)
     parts = _mysql_url(text)
     if parts is None:
-        raise SpecError(_WRONG)
+        raise SpecError(_WRONG_URL)
     ssl_options = _ssl_options(parse_qsl(parts.query, keep_blank_values=True))
     return MysqlDsn(
         host=unquote(parts.hostname or "localhost"),
@@ -156,7 +156,7 @@ def mysql_dsn(text: str) -> MysqlDsn:
     )
 
 
-_WRONG = (
+_WRONG_URL = (
     "is not a MySQL connection string (write mysql://user:password@host:port/database, with "
     "special characters of the password percent-encoded)"
 )

@@ -40,7 +40,7 @@ MAX_NUMBER = (1 << 63) - 2
 _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}\Z")
-_FORM = 56
+_FORMAT_SHIFT = 56
 """How many bits are below the first number's highest byte, which is the format: 0 without tags, 1
 with tags."""
 
@@ -71,7 +71,7 @@ class GtidSet:
             if not part:
                 continue
             if not _UUID.match(server) or not rest:
-                raise _no_set(text)
+                raise _invalid_set(text)
             tag, empty = "", True
             for word in rest:
                 interval = _INTERVAL.match(word)
@@ -81,9 +81,9 @@ class GtidSet:
                 elif _TAG.match(word) and not (tag and empty):
                     tag, empty = word, True
                 else:
-                    raise _no_set(text)
+                    raise _invalid_set(text)
             if empty:
-                raise _no_set(text)
+                raise _invalid_set(text)
         return gtids
 
     @classmethod
@@ -96,7 +96,7 @@ class GtidSet:
         gtids = cls()
         try:
             (entries,) = struct.unpack_from("<Q", data)
-            tagged = entries >> _FORM
+            tagged = entries >> _FORMAT_SHIFT
             if tagged not in (0, 1):
                 raise CorruptLog(f"a GTID set that is written in an unknown form, {tagged}")
             if tagged:
@@ -159,7 +159,7 @@ class GtidSet:
         """
         tagged = any(tag for _, tag in self._intervals)
         count = len(self._intervals)
-        parts = [struct.pack("<Q", 1 << _FORM | count << 8 | 1 if tagged else count)]
+        parts = [struct.pack("<Q", 1 << _FORMAT_SHIFT | count << 8 | 1 if tagged else count)]
         for server, tag in sorted(self._intervals):
             firsts, lasts = self._intervals[server, tag]
             parts.append(uuid.UUID(server).bytes)
@@ -197,7 +197,7 @@ class GtidSet:
         return ",".join(texts.values())
 
 
-def _no_set(text: str) -> CorruptLog:
+def _invalid_set(text: str) -> CorruptLog:
     return CorruptLog(f"not a GTID set: {text[:80]!r}")
 
 
@@ -241,9 +241,9 @@ class DomainGtids:
         before, by = self._last.get(domain, (0, server))
         if not (before < number <= MAX_MARIADB_NUMBER and max(domain, server) <= _MAX_ID):
             raise CorruptLog(
-                f"GTID {domain}-{server}-{number} after {domain}-{by}-{before}: numbers of a domain "
-                "must rise; set gtid_strict_mode = ON, and give servers that write independently"
-                " a gtid_domain_id each"
+                f"GTID {domain}-{server}-{number} after {domain}-{by}-{before}: numbers of a "
+                "domain must rise; set gtid_strict_mode = ON, and give servers that write "
+                "independently a gtid_domain_id each"
             )
         self._last[domain] = (number, server)
 

@@ -62,12 +62,12 @@ class BinlogPosition:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, BinlogPosition)
-            and self._place == other._place
+            and self._sort_key == other._sort_key
             and self._compare_gtids(other) in (None, (True, True))
         )
 
     def __hash__(self) -> int:
-        return hash(self._place)
+        return hash(self._sort_key)
 
     def __lt__(self, other: BinlogPosition) -> bool:
         match self._compare_gtids(other):
@@ -76,10 +76,10 @@ class BinlogPosition:
             case (False, True):
                 return False
             case _:
-                return self._place < other._place
+                return self._sort_key < other._sort_key
 
     @property
-    def _place(self) -> tuple[int, int, str]:
+    def _sort_key(self) -> tuple[int, int, str]:
         name, _, number = self.file.rpartition(".")
         return int(number), self.pos, name
 

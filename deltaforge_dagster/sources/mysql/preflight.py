@@ -40,17 +40,30 @@ from deltaforge_dagster.sources.tables import TablePatterns
 
 _SECONDS = 30.0
 _RECOMMENDED = {
-    "binlog_row_image": ("FULL", "updates and deletes carry only a part of the old row, and inserts lack columns that have their defaults"),
-    "binlog_row_metadata": ("FULL", "tables get their columns' names from the catalog, and from the statements in the log that change them"),
+    "binlog_row_image": (
+        "FULL",
+        (
+            "updates and deletes carry only a part of the old row, and inserts lack columns that"
+            " have their defaults"
+        ),
+    ),
+    "binlog_row_metadata": (
+        "FULL",
+        (
+            "tables get their columns' names from the catalog, and from the statements in the log"
+            " that change them"
+        ),
+    ),
     "gtid_mode": ("ON", "after a failover the position means nothing on the new server"),
-}  # fmt: skip
+}
 """Recommended values of variables, and the consequence of any other value."""
 
 _FRAGMENTS = "binlog_row_event_fragment_threshold"
 
-_KEPT = (
-    "tables get these where they are constants, and are held where they are not; after REPLACE, MariaDB logs"
-    " an update without the columns that got their defaults, so that tables keep the old values"
+_KEPT_ROWS = (
+    "tables get these where they are constants, and are held where they are not; after REPLACE,"
+    " MariaDB logs an update without the columns that got their defaults, so that tables keep the"
+    " old values"
 )
 """What `binlog_row_image` other than FULL means for sinks that keep the rows of tables."""
 
@@ -125,7 +138,7 @@ def _settings(
             change = SettingChange(f"; {service.gtids_on}")
             level = "warning" if service.moves else level
         if keeps_rows and name == "binlog_row_image":
-            level, meaning = "warning", f"{meaning}; {_KEPT}"  # noqa: PLW2901 - more of it
+            level, meaning = "warning", f"{meaning}; {_KEPT_ROWS}"  # noqa: PLW2901 - more of it
         text = f"{name} is {value}: {meaning}{change.advice}"
         findings.append(Finding(name, level, text, change.remedy))
     partial = settings.get("binlog_row_value_options", "")
@@ -133,15 +146,15 @@ def _settings(
     if "PARTIAL_JSON" in partial.upper() and image != "FULL":
         change = service.change(session, "binlog_row_image", "FULL")
         text = (
-            f"binlog_row_value_options is {partial}, and binlog_row_image is {image}: an update of a"
-            " JSON column is logged as what it changed in a document that the log does not have,"
+            f"binlog_row_value_options is {partial}, and binlog_row_image is {image}: an update of"
+            " a JSON column is logged as what it changed in a document that the log does not have,"
             f" which stops the pipeline{change.advice}"
         )
         findings.append(Finding("binlog_row_value_options", "error", text, change.remedy))
     if _FRAGMENTS in settings:
         text = (
-            f"{_FRAGMENTS} is {settings[_FRAGMENTS]}: changes of more bytes at once are logged in fragments,"
-            " which this version does not join: such a change stops the pipeline"
+            f"{_FRAGMENTS} is {settings[_FRAGMENTS]}: changes of more bytes at once are logged in"
+            " fragments, which this version does not join: such a change stops the pipeline"
         )
         findings.append(Finding(_FRAGMENTS, "note", text))
     if settings.get("server_id") == str(server_id(source_id)):
@@ -206,8 +219,9 @@ def _tables(
 ) -> list[Finding]:
     rows = session.rows(
         "SELECT t.TABLE_SCHEMA AS db, t.TABLE_NAME AS name,"
-        " EXISTS (SELECT 1 FROM information_schema.STATISTICS s WHERE s.TABLE_SCHEMA = t.TABLE_SCHEMA"
-        " AND s.TABLE_NAME = t.TABLE_NAME AND s.INDEX_NAME = 'PRIMARY') AS has_key"
+        " EXISTS (SELECT 1 FROM information_schema.STATISTICS s"
+        " WHERE s.TABLE_SCHEMA = t.TABLE_SCHEMA AND s.TABLE_NAME = t.TABLE_NAME"
+        " AND s.INDEX_NAME = 'PRIMARY') AS has_key"
         " FROM information_schema.TABLES t WHERE t.TABLE_TYPE = 'BASE TABLE'"
         " AND t.TABLE_SCHEMA NOT IN (%s, %s, %s, %s) ORDER BY 1, 2",
         *SYSTEM_DATABASES,
@@ -237,8 +251,8 @@ def _tables(
             Finding(
                 "keys",
                 "note",
-                f"no primary key: {listed(_full(without))}; their messages have no key of the row, so"
-                " sinks cannot keep one row's changes in order or compact them",
+                f"no primary key: {listed(_full_names(without))}; their messages have no key of the"
+                " row, so sinks cannot keep one row's changes in order or compact them",
                 [
                     f"ALTER TABLE {quoted(db)}.{quoted(table)} ADD PRIMARY KEY (...)"
                     for db, table in without
@@ -258,14 +272,17 @@ def _reading(
     unreadable = [name for name in tables if not _readable(session, *name)]
     if not unreadable:
         return []
-    text = f"user {server.user!r} may not read {listed(_full(unreadable))}"
+    text = f"user {server.user!r} may not read {listed(_full_names(unreadable))}"
     account = session.account
     grants = [
         f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO {account}" for db, table in unreadable
     ]
     if snapshot:
         return [Finding("grants", "error", f"{text}, which the snapshot needs", grants)]
-    text += ": the stream works, names of columns (without binlog_row_metadata = FULL) and snapshots do not"
+    text += (
+        ": the stream works, names of columns (without binlog_row_metadata = FULL) and snapshots"
+        " do not"
+    )
     return [Finding("grants", "note", text, grants)]
 
 
@@ -291,8 +308,8 @@ def _locking(
         Finding(
             "grants",
             "warning",
-            f"user {server.user!r} may not lock tables in {listed(refused)}, as far as can be told without "
-            "locking one; a snapshot of a server without GTIDs does so",
+            f"user {server.user!r} may not lock tables in {listed(refused)}, as far as can be "
+            "told without locking one; a snapshot of a server without GTIDs does so",
             [f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO {account}" for db in refused],
         )
     ]
@@ -312,13 +329,13 @@ def _variables(session: MysqlSession, names: Sequence[str]) -> Mapping[str, str]
     return {row["Variable_name"]: str(row["Value"]) for row in rows}
 
 
-def _full(names: Sequence[tuple[str, str]]) -> list[str]:
+def _full_names(names: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{db}.{table}" for db, table in names]
 
 
 _NO_SUCH_TABLE, _NO_SUCH_DATABASE = 1146, 1049
-_MOST = 10_000
-_FEW = 20
+_MAX_TABLES = 10_000
+_MAX_NAMES = 20
 
 
 def coverage(
@@ -346,7 +363,7 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
     rows = session.rows(
         "SELECT DISTINCT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"
         " WHERE TABLE_TYPE = 'BASE TABLE' LIMIT %s",
-        _MOST,
+        _MAX_TABLES,
     )
     seen = {str(row["db"]) for row in rows if patterns.matches(str(row["db"]), str(row["name"]))}
     left_out = sorted(
@@ -359,8 +376,8 @@ def _filtered(session: MysqlSession, patterns: TablePatterns) -> list[Finding]:
         Finding(
             "binlog filter",
             "error",
-            f"not captured, because the server leaves these databases out of its binary log ({option}): "
-            f"{listed(left_out)}",
+            "not captured, because the server leaves these databases out of its binary log "
+            f"({option}): {listed(left_out)}",
             f"change {option} in the server's configuration file, and restart the server",
         )
     ]
@@ -372,7 +389,9 @@ def _absent(
     """Return findings for tables in the patterns that do not exist or the user may not see."""
     gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
-        refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
+        refused = session.refusal(
+            f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0"  # noqa: S608 - quoted
+        )
         if refused in (_NO_SUCH_TABLE, _NO_SUCH_DATABASE):
             gone.append(f"{db}.{table}")
         elif refused is not None:
@@ -404,7 +423,7 @@ def _invisible(session: MysqlSession, names: Sequence[tuple[str, str]]) -> list[
         *(part for name in names for part in name),
     )
     shown = {(str(row["db"]), str(row["name"])) for row in rows}
-    return [name for name in names if name not in shown][:_FEW]
+    return [name for name in names if name not in shown][:_MAX_NAMES]
 
 
 def _names(row: Mapping[str, Any], column: str) -> set[str]:

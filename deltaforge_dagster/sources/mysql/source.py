@@ -99,7 +99,7 @@ class MysqlSource:
         columns: ColumnOptions | None = None,
         whole_inserts: bool = False,
     ) -> None:
-        self._made_of = (config, pipeline, values, columns, whole_inserts)
+        self._arguments = (config, pipeline, values, columns, whole_inserts)
         self._whole_inserts = whole_inserts
         self._config = config
         self._forms = _forms(values or ValueOptions())
@@ -116,7 +116,7 @@ class MysqlSource:
 
     def __reduce__(self) -> tuple[type[MysqlSource], tuple[object, ...]]:
         """Pickle only the arguments: the copy is a new, unconnected source."""
-        return MysqlSource, self._made_of
+        return MysqlSource, self._arguments
 
     def head(self) -> BinlogPosition:
         """Return the end of the server's log, within 2 seconds.
@@ -355,7 +355,7 @@ class MysqlSource:
             held=registry.held(),
             rules=self._rules,
         )
-        stream = self._from_place(begin, server_id(self._config.id, "outline"))
+        stream = self._open_at(begin, server_id(self._config.id, "outline"))
         yield from plan_sections(stream, planner, tables, begin, log_bytes=log_bytes, server=server)
 
     def read_section(
@@ -390,7 +390,7 @@ class MysqlSource:
             prepared=section.tables,
             until=section.end,
         )
-        stream = self._from_place(section.start, server_id(self._config.id, f"lane {reader}"))
+        stream = self._open_at(section.start, server_id(self._config.id, f"lane {reader}"))
         with contextlib.closing(stream):
             for batch in self._batches(stream, decoder, section.start, limits):
                 end = None if batch.end is None else _binlog(batch.end)
@@ -400,7 +400,7 @@ class MysqlSource:
         if end != section.end:
             raise CorruptLog(f"{self._server.where}: the log has changed at {section.end}")
 
-    def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
+    def _open_at(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         """Open a dump from an offset of a file to the log's current end."""
         position = BinlogPosition(start.file, start.pos)
         return open_dump(
@@ -456,7 +456,11 @@ class MysqlSource:
             self._identity = identity.identity(session)
         return self._identity
 
-    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs suffice
+    def relocate(
+        self,
+        position: Position,
+        previous: str,  # noqa: ARG002 - GTIDs suffice
+    ) -> Position:
         """Return where reading continues on this server after a failover; see `Source.relocate`.
 
         Raises:

@@ -63,7 +63,8 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
 
     def read_view(self, fields: Mapping[str, Any]) -> GtidReadView | PositionReadView | None:
         """Return the read view in these fields; None if there is neither `gtid_set` nor `file`."""
-        from deltaforge_dagster.sources.mysql.snapshot.read_view import read_view  # noqa: PLC0415 - Arrow
+        # Arrow is imported only when it is needed.
+        from deltaforge_dagster.sources.mysql.snapshot.read_view import read_view  # noqa: PLC0415
 
         return read_view(fields)
 

@@ -45,8 +45,8 @@ _NAMED = {
     "longblob": types.BINARY,
 } | dict.fromkeys(
     (
-        "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
-        "geometrycollection", "geomcollection",
+        "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+        "multipolygon", "geometrycollection", "geomcollection",
     ),
     _GEOMETRY,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The `turso` source of a pipeline file: a Turso, libSQL or SQLite database, in a file or on a server."""
+"""The `turso` source of a pipeline file: Turso, libSQL or SQLite, in a file or on a server."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def database_place(url: str) -> DatabaseFile | DatabaseServer:
 def _pattern(text: str) -> str:
     if not _TABLE_PATTERN.fullmatch(text):
         raise ValueError(
-            "is not a table pattern (write a name, the beginning of one with `*` or `%` behind it, or"
-            " `*`; tables of SQLite have no schema)"
+            "is not a table pattern (write a name, the beginning of one with `*` or `%` behind it,"
+            " or `*`; tables of SQLite have no schema)"
         )
     return text
 
@@ -162,7 +162,7 @@ class TursoSourceConfig(SourceConfig):
     def _check_level(cls, level: str) -> str:
         if level in {"id", "before"}:
             raise ValueError(
-                f"{level} leaves new rows out of the change table, so that there is nothing to deliver"
-                " (let the application capture `after` or `full`)"
+                f"{level} leaves new rows out of the change table, so that there is nothing to"
+                " deliver (let the application capture `after` or `full`)"
             )
         return level

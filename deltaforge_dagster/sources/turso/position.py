@@ -1,4 +1,6 @@
-"""Positions in a Turso or SQLite database: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`.
+"""Positions in a Turso or SQLite database.
+
+For example `{"mode": "native", "last_change_id": 57, "table_positions": {}}`.
 
 A position is the newest row of the change table or, in mode `polling`, the newest row of each
 table.
@@ -35,7 +37,7 @@ class TursoPosition:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; None if they belong to another kind of source."""
         if "mode" not in fields:
             return None
         if fields["mode"] not in {"native", "triggers", "polling"}:
@@ -61,10 +63,10 @@ class TursoPosition:
         return json.dumps(fields)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TursoPosition) and self._place == other._place
+        return isinstance(other, TursoPosition) and self._compared_fields == other._compared_fields
 
     def __hash__(self) -> int:
-        return hash(self._place)
+        return hash(self._compared_fields)
 
     def __lt__(self, other: TursoPosition) -> bool:
         theirs = dict(other.table_positions)
@@ -76,5 +78,5 @@ class TursoPosition:
         )
 
     @property
-    def _place(self) -> tuple[str, int, frozenset[tuple[str, int]]]:
+    def _compared_fields(self) -> tuple[str, int, frozenset[tuple[str, int]]]:
         return self.mode, self.last_change_id or 0, frozenset(self.table_positions)

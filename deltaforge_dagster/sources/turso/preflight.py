@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import Definition, captured
 
 _SECONDS = 20.0
-_MANY = 1_000_000
+_MANY_CHANGES = 1_000_000
 
 
 def preflight(
@@ -66,14 +66,14 @@ def preflight(
         computed = [name for name, definition in tables.items() if definition.computed]
         if computed:
             findings.append(_computed(computed, way.mode))
-        findings += _of_mode(session, way, tables, config, position)
+        findings += _mode_findings(session, way, tables, config, position)
     if rules:
         named = {definition.table.full_name: definition.table for definition in tables.values()}
         findings += rules.findings(named, named.__getitem__)
     return findings
 
 
-def _of_mode(
+def _mode_findings(
     session: TursoSession,
     way: Way,
     tables: dict[str, Definition],
@@ -83,7 +83,7 @@ def _of_mode(
     findings: list[Finding] = []
     if way.mode == triggers.MODE and config.auto_create_triggers:
         if not triggers.is_complete(session, tables):
-            return [_to_make(config.place)]
+            return [_missing_triggers(config.place)]
     elif way.mode == triggers.MODE:
         findings += _triggers(session, tables)
     with finding_errors("changes", findings):
@@ -97,8 +97,8 @@ def _of_mode(
     return findings
 
 
-def _to_make(location: DatabaseFile | DatabaseServer) -> Finding:
-    """Return a finding about whether the next start can create the change table and the triggers."""
+def _missing_triggers(location: DatabaseFile | DatabaseServer) -> Finding:
+    """Return a finding about whether the next start can create change table and triggers."""
     text = "the table of changes, or triggers, are missing or old; the next start makes them"
     if isinstance(location, DatabaseServer):
         text += "; whether auth_token allows it only that shows"
@@ -108,7 +108,10 @@ def _to_make(location: DatabaseFile | DatabaseServer) -> Finding:
     ]
     if not closed:
         return Finding("triggers", "note", text)
-    text = f"triggers have to be made, but user {os.geteuid()} may not write {listed(list(map(str, closed)))}"
+    text = (
+        f"triggers have to be made, but user {os.geteuid()} may not write"
+        f" {listed(list(map(str, closed)))}"
+    )
     return Finding("triggers", "error", text, f"chown {os.geteuid()} {closed[0]}")
 
 
@@ -138,8 +141,9 @@ def _triggers(session: TursoSession, tables: dict[str, Definition]) -> list[Find
     old = sorted(triggers.outdated(session, tables))
     if old:
         text = (
-            f"tables with triggers of an earlier version, or made before columns were added: {listed(old)};"
-            " events lack such columns, and the last digit of REAL values above 1e100 may be another one"
+            "tables with triggers of an earlier version, or made before columns were added:"
+            f" {listed(old)}; events lack such columns, and the last digit of REAL values above"
+            " 1e100 may be another one"
         )
         return [Finding("triggers", "warning", text, remedy)]
     return [Finding("triggers", "ok", "every captured table has triggers")]
@@ -154,12 +158,15 @@ def _native(session: TursoSession, config: TursoSourceConfig) -> list[Finding]:
         )
     ]
     if isinstance(config.place, DatabaseFile):
-        text = "Turso lets one process open a file at a time: the application must close it now and then"
+        text = (
+            "Turso lets one process open a file at a time: the application must close it now and"
+            " then"
+        )
         findings.append(Finding("lock", "note", text))
     table = identifier(config.cdc_table_name)
     rows = session.query(f"SELECT max(change_id) - min(change_id) FROM {table}")
     kept = rows[0][0] if rows else None
-    if isinstance(kept, int) and kept > _MANY:
+    if isinstance(kept, int) and kept > _MANY_CHANGES:
         text = f"{kept:,} changes are kept; delete those before the last one that was captured"
         findings.append(Finding("size", "note", text))
     return findings

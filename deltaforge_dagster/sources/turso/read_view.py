@@ -1,4 +1,4 @@
-"""Read views of Turso and SQLite: up to which change, or row of each table, a read of a table could see."""
+"""Read views of Turso and SQLite: up to which change, or row of each table, a read could see."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deltaforge_dagster.sources.turso.position import TursoPosition
 
 @dataclass(frozen=True, slots=True)
 class TursoReadView:
-    """The read view of a session: it sees rows and changes as of the same moment, that of `position`."""
+    """The read view of a session: it sees rows and changes as of one moment, that of `position`."""
 
     position: TursoPosition
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse the fields that `to_json` wrote; return None if they belong to another kind of source."""
+        """Parse the fields that `to_json` wrote; None if they belong to another kind of source."""
         position = TursoPosition.from_fields(fields)
         return None if position is None else cls(position)
 
@@ -35,7 +35,7 @@ class TursoReadView:
         return isinstance(position, TursoPosition) and position <= self.position
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Mark the changes with larger numbers; in mode `polling` these are rowids of the table in `file`."""
+        """Mark changes with larger numbers; in mode `polling`, rowids of the table in `file`."""
         file = column_of(rows, "file")
         assert isinstance(file, pa.DictionaryArray)
         seen = dict(self.position.table_positions)

@@ -54,7 +54,7 @@ class TursoSnapshots:
         self._rules = rules
 
     def watermark(self) -> str:
-        """Return the newest position as the watermark: every later read sees everything up to it."""
+        """Return the newest position as watermark: every later read sees everything up to it."""
         with self._opened() as ways:
             way = ways.chosen(_QUESTION_SECONDS)
             with way.database.session(_QUESTION_SECONDS) as session:
@@ -86,7 +86,11 @@ class TursoSnapshots:
         with self._opened() as ways:
             yield TursoReader(ways, self._config.id, self._rules)
 
-    def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation
+    def preflight(
+        self,
+        tables: Sequence[str] | None,
+        parallel: int,  # noqa: ARG002 - changes are kept by confirmation
+    ) -> list[Finding]:
         """Check that the tables exist, and that changes can be read."""
         findings: list[Finding] = []
         with self._opened() as ways:
@@ -167,7 +171,8 @@ def _tables(ways: Ways, way: Way, names: Sequence[str] | None) -> list[Definitio
     absent = [name for name in names if name not in by_name]
     if absent:
         raise SourceMisconfigured(
-            f"{ways.where}: not captured: {', '.join(absent)}; a table must match source.config.tables"
+            f"{ways.where}: not captured: {', '.join(absent)}; a table must match"
+            " source.config.tables"
         )
     return [by_name[name] for name in names]
 
@@ -240,7 +245,7 @@ def _bounds(
     parameters: list[Value] = []
     for text, operator in ((after, ">"), (upto, "<=")):
         if text is not None:
-            condition, values = _compared(key, operator, _values(text))
+            condition, values = _comparison(key, operator, _values(text))
             conditions.append(condition)
             parameters += values
     if not conditions:
@@ -251,14 +256,14 @@ def _bounds(
     return f"(({both}) OR NOT {_whole_key(key)})", tuple(parameters)
 
 
-def _compared(
+def _comparison(
     key: Sequence[str], operator: str, values: Sequence[Value]
 ) -> tuple[str, list[Value]]:
     """Return the SQL condition that compares a key with values, in a form that can use an index."""
     first, *rest = key
     if not rest:
         return f"{identifier(first)} {operator} ?", [values[0]]
-    condition, parameters = _compared(rest, operator, values[1:])
+    condition, parameters = _comparison(rest, operator, values[1:])
     loose, strict = f"{operator[0]}=", operator[0]
     name = identifier(first)
     return (

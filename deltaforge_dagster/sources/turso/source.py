@@ -56,7 +56,7 @@ _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
 _OPEN_SECONDS = 10.0
 _TIDY_SECONDS = 0.2
-"""How long deleting delivered changes may wait for the write lock; it is tried again with the next poll."""
+"""How long deleting delivered changes may wait for the write lock; the next poll tries again."""
 
 _Answer = TypeVar("_Answer")
 
@@ -70,7 +70,7 @@ class TursoSource:
     """
 
     def __init__(self, config: TursoSourceConfig, columns: ColumnOptions | None = None) -> None:
-        self._made_of = (config, columns)
+        self._arguments = (config, columns)
         self._config = config
         self._rules = NO_RULES if columns is None else ColumnRules(columns)
         self._ways = Ways(config)
@@ -80,15 +80,15 @@ class TursoSource:
 
     def __reduce__(self) -> tuple[type[TursoSource], tuple[object, ...]]:
         """Pickle only the arguments: the copy is a new source."""
-        return TursoSource, self._made_of
+        return TursoSource, self._arguments
 
     def head(self) -> TursoPosition:
         """Return the newest position, within 2 seconds."""
         way = self._ways.chosen(_HEAD_SECONDS)
-        return self._ask(way, way.log.newest, _HEAD_SECONDS)
+        return self._query(way, way.log.newest, _HEAD_SECONDS)
 
     def ensure_start(self, at: Position | None = None) -> TursoPosition:
-        """Return the position to start at; create the change table and triggers if the file says so.
+        """Return the position to start at; create change table and triggers if the file says so.
 
         Args:
             at: A position to start at, if the changes after it still exist; None to let the mode
@@ -99,14 +99,14 @@ class TursoSource:
             SourceMisconfigured: The database lacks what the mode needs.
         """
         if at is not None:
-            position = _own(at)
-            way = self._of(position)
+            position = _turso_position(at)
+            way = self._way_of(position)
         else:
             way = self._ways.chosen(_START_SECONDS)
         self._make_triggers(way, _START_SECONDS)
         if at is None:
-            return self._ask(way, way.log.start, _START_SECONDS)
-        self._ask(way, lambda session: way.log.check(session, position), _START_SECONDS)
+            return self._query(way, way.log.start, _START_SECONDS)
+        self._query(way, lambda session: way.log.check(session, position), _START_SECONDS)
         return position
 
     def reset(self, *, dry_run: bool) -> list[str]:
@@ -135,13 +135,13 @@ class TursoSource:
         ]
 
     def definitions(self, start: Position) -> dict[str, str]:
-        """Return the definitions of captured tables at a start position; empty except in mode `native`."""
-        position = _own(start)
-        log = self._of(position).log
+        """Return the captured tables' definitions at a position; empty except in mode `native`."""
+        position = _turso_position(start)
+        log = self._way_of(position).log
         if not isinstance(log, NativeLog):
             return {}
-        way = self._of(position)
-        return self._ask(way, lambda session: log.definitions(session, position), _START_SECONDS)
+        way = self._way_of(position)
+        return self._query(way, lambda session: log.definitions(session, position), _START_SECONDS)
 
     def has_changes(self, after: Position) -> bool:
         """Return whether a captured table has changes after a position.
@@ -149,11 +149,11 @@ class TursoSource:
         Raises:
             PositionLost: Changes after it no longer exist.
         """
-        position = _own(after)
-        way = self._of(position)
+        position = _turso_position(after)
+        way = self._way_of(position)
         self._make_triggers(way, _HEAD_SECONDS)
         try:
-            return self._ask(
+            return self._query(
                 way, lambda session: way.log.has_changes(session, position), _HEAD_SECONDS
             )
         except ResponseTooLarge:
@@ -171,7 +171,7 @@ class TursoSource:
                 yield written(location.path)
 
     def logged_tables(self) -> Mapping[str, LoggedTable]:
-        """Return the captured tables that have triggers; nothing in the other modes, which cannot tell.
+        """Return the captured tables that have triggers; none in other modes, which cannot tell.
 
         Raises:
             SourceUnavailable: The database is locked or cannot be reached.
@@ -179,7 +179,7 @@ class TursoSource:
         way = self._ways.chosen(_HEAD_SECONDS)
         if way.mode != triggers.MODE:
             return {}
-        return self._ask(
+        return self._query(
             way,
             lambda session: triggers.logged_tables(session, captured(session, self._ways.captures)),
             _HEAD_SECONDS,
@@ -194,32 +194,34 @@ class TursoSource:
         Raises:
             DeltaforgeError: The database cannot be reached.
         """
-        at = _own(captured)
-        way = self._of(at)
+        at = _turso_position(captured)
+        way = self._way_of(at)
         log = way.log
         is_file = isinstance(self._config.place, DatabaseFile)
         if isinstance(log, polling.PollingLog) or (isinstance(log, NativeLog) and is_file):
             return None
-        end, size = self._ask(
+        end, size = self._query(
             way, lambda session: (log.newest(session), log.change_bytes(session)), _HEAD_SECONDS
         )
 
         def after(position: TursoPosition) -> int:
             return round(size * max(0, (end.last_change_id or 0) - (position.last_change_id or 0)))
 
-        return RetainedLog(end, after(at), None if confirmed is None else after(_own(confirmed)))
+        return RetainedLog(
+            end, after(at), None if confirmed is None else after(_turso_position(confirmed))
+        )
 
     def maintain(self, position: Position | None) -> list[Finding]:
-        """Create missing triggers if the pipeline file says so; return findings for changes that are not captured.
+        """Create missing triggers if the file says so; return findings on changes not captured.
 
         Raises:
             DeltaforgeError: The database cannot be reached, or the pipeline file names another mode
                 than the position has.
         """
-        at = None if position is None else _own(position)
-        way = self._ways.chosen(_HEAD_SECONDS) if at is None else self._of(at)
+        at = None if position is None else _turso_position(position)
+        way = self._ways.chosen(_HEAD_SECONDS) if at is None else self._way_of(at)
         if way.mode == native.MODE:
-            return []  # nothing in the database needs maintenance, and only one process may open a file
+            return []  # nothing needs maintenance, and only one process may open a file
         self._make_triggers(way, _HEAD_SECONDS)
         findings = preflight(way, self._ways, self._config, self._rules, at)
         return [
@@ -236,8 +238,8 @@ class TursoSource:
         snapshot: bool = False,  # noqa: ARG002 - who may read a database may read all of it
     ) -> list[Finding]:
         """Check the database for capture, without changing anything, as `Source.preflight` says."""
-        at = None if position is None else _own(position)
-        way = self._ways.chosen(_OPEN_SECONDS) if at is None else self._of(at)
+        at = None if position is None else _turso_position(position)
+        way = self._ways.chosen(_OPEN_SECONDS) if at is None else self._way_of(at)
         return preflight(way, self._ways, self._config, self._rules, at)
 
     def read(
@@ -251,8 +253,8 @@ class TursoSource:
                 closed. Read again from the end of the last complete transaction.
             SourceMisconfigured: The pipeline file names another mode than the position has.
         """
-        position = _own(start)
-        yield from self._changes(self._of(position), position, limits, registry, tidy=True)
+        position = _turso_position(start)
+        yield from self._changes(self._way_of(position), position, limits, registry, tidy=True)
 
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
@@ -262,8 +264,8 @@ class TursoSource:
         Raises:
             NotAllowed: In the other modes, captured changes cannot be read again.
         """
-        position = _own(start)
-        way = self._of(position)
+        position = _turso_position(start)
+        way = self._way_of(position)
         if not isinstance(way.log, NativeLog):
             raise NotAllowed(
                 f"mode {way.mode} cannot capture again: "
@@ -278,13 +280,13 @@ class TursoSource:
     def decode_held(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table, and yield the changes that `read` would have yielded.
+        """Decode the held events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
         """
-        at = _own(position)
-        log = self._of(at).log
+        at = _turso_position(position)
+        log = self._way_of(at).log
         create_table = orjson.loads(fix).get("create_table")
         batches = Batches(self._config.id, self._rules, registry)
         for data in events:
@@ -298,9 +300,9 @@ class TursoSource:
             yield with_tx_end(batches.batch([change], at))
 
     def confirm(self, position: Position) -> None:
-        """Allow deleting the changes up to `position`; in mode `triggers` the reader then deletes them."""
+        """Allow deleting changes up to `position`; in mode `triggers` the reader deletes them."""
         with self._lock:
-            self._confirmed = _own(position)
+            self._confirmed = _turso_position(position)
 
     def close(self) -> None:
         """End reading. The source cannot be used any more."""
@@ -319,16 +321,16 @@ class TursoSource:
         Raises:
             PositionLost: The database does not contain the position's change.
         """
-        at = _own(position)
-        way = self._of(at)
-        self._ask(way, lambda session: way.log.check(session, at), _OPEN_SECONDS)
+        at = _turso_position(position)
+        way = self._way_of(at)
+        self._query(way, lambda session: way.log.check(session, at), _OPEN_SECONDS)
         logger.warning("%s: read on from %s, as in %s", self._ways.where, at.to_json(), previous)
         return at
 
     def tables(self) -> list[str]:
         """Return `main.table` of every existing table that the patterns match."""
         way = self._ways.chosen(_OPEN_SECONDS)
-        tables = self._ask(
+        tables = self._query(
             way, lambda session: captured(session, self._ways.captures), _OPEN_SECONDS
         )
         return [table.table.full_name for table in tables.values()]
@@ -345,7 +347,7 @@ class TursoSource:
         """Return None: full names of tables include the database, `main`."""
 
     def details(self, table: str) -> TableDetails:
-        """Return the properties of a table (`main.table`) that are only in its `CREATE TABLE` statement.
+        """Return the properties of a table (`main.table`) that are only in its `CREATE TABLE`.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -355,7 +357,7 @@ class TursoSource:
 
     def _definition(self, table: str, seconds: float) -> Definition:
         way = self._ways.chosen(seconds)
-        sql = self._ask(way, statements, seconds).get(table.removeprefix(f"{DB}."))
+        sql = self._query(way, statements, seconds).get(table.removeprefix(f"{DB}."))
         if sql is None:
             raise SourceMisconfigured(f"{self._ways.where}: there is no table {table}")
         return definition(sql)
@@ -364,7 +366,7 @@ class TursoSource:
         """Return the object that plans and reads snapshots of the tables."""
         return TursoSnapshots(self._config, self._rules)
 
-    def _of(self, position: TursoPosition) -> Way:
+    def _way_of(self, position: TursoPosition) -> Way:
         """Return the mode that a position belongs to, with its database and log.
 
         Raises:
@@ -373,14 +375,14 @@ class TursoSource:
         mode = self._config.cdc_mode
         if mode not in {"auto", position.mode}:
             raise SourceMisconfigured(
-                f"{self._ways.where}: the pipeline has been captured in mode {position.mode}, whose positions"
-                f" mean nothing in mode {mode}: set source.config.cdc_mode to {position.mode}, or begin a"
-                " new pipeline"
+                f"{self._ways.where}: the pipeline has been captured in mode {position.mode},"
+                f" whose positions mean nothing in mode {mode}: set source.config.cdc_mode to"
+                f" {position.mode}, or begin a new pipeline"
             )
         return self._ways.of(position.mode)
 
     @staticmethod
-    def _ask(way: Way, question: Callable[[TursoSession], _Answer], seconds: float) -> _Answer:
+    def _query(way: Way, question: Callable[[TursoSession], _Answer], seconds: float) -> _Answer:
         with way.database.session(seconds) as session:
             return question(session)
 
@@ -468,7 +470,7 @@ def _batch(batches: Batches, part: Part) -> ChangeBatch:
     return ChangeBatch(rows, part.end, size, part.held)
 
 
-def _own(position: Position) -> TursoPosition:
+def _turso_position(position: Position) -> TursoPosition:
     if not isinstance(position, TursoPosition):
         raise CorruptLog(f"not a position of Turso or SQLite: {position.to_json()}")
     return position

@@ -33,13 +33,20 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
     config = TursoSourceConfig
     connector = "turso"
     consequences = {  # noqa: RUF012 - constant
-        "url": "if it is another database, a run goes on only where the last captured change is there, too",
-        "cdc_mode": "positions belong to a mode: a run stops where it is another one than before; `auto` stays with it",
+        "url": (
+            "if it is another database, a run goes on only where the last captured change is"
+            " there, too"
+        ),
+        "cdc_mode": (
+            "positions belong to a mode: a run stops where it is another one than before; `auto`"
+            " stays with it"
+        ),
     }
 
     def build(self, config: TursoSourceConfig, context: SourceContext) -> TursoSource:
         """Return a source, without connecting to the database."""
-        from deltaforge_dagster.sources.turso.source import TursoSource  # noqa: PLC0415 - client library
+        # The client library is imported only when it is needed.
+        from deltaforge_dagster.sources.turso.source import TursoSource  # noqa: PLC0415
 
         return TursoSource(config, context.engine.columns)
 
@@ -47,13 +54,17 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         """Return the position in these fields; None if there is no `mode`."""
         return TursoPosition.from_fields(fields)
 
-    def position_fields(self, config: TursoSourceConfig) -> tuple[PositionField, ...]:  # noqa: ARG002
+    def position_fields(
+        self,
+        config: TursoSourceConfig,  # noqa: ARG002
+    ) -> tuple[PositionField, ...]:
         """Return the field `sequence`."""
         return (PositionField("sequence", "pos", "quoted number"),)
 
     def read_view(self, fields: Mapping[str, Any]) -> TursoReadView | None:
         """Return the read view in these fields; None if there is no `mode`."""
-        from deltaforge_dagster.sources.turso.read_view import TursoReadView  # noqa: PLC0415 - Arrow
+        # Arrow is imported only when it is needed.
+        from deltaforge_dagster.sources.turso.read_view import TursoReadView  # noqa: PLC0415
 
         return TursoReadView.from_fields(fields)
 
@@ -62,7 +73,7 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         return value_type(column.data_type)
 
     def position_number(self, position: Position) -> int:
-        """Return the number of the newest change, or in mode `polling` the sum of those of all tables."""
+        """Return the newest change's number; in mode `polling` the sum of those of all tables."""
         assert isinstance(position, TursoPosition)
         return (position.last_change_id or 0) + sum(
             max(0, at) for _, at in position.table_positions

@@ -62,8 +62,9 @@ def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> Bin
         if not server_log.may_catch_up(session):
             raise
         raise SourceUnavailable(
-            f"{where}: another server answers, which is read-only or a replica: either a failover is not over yet,"
-            f" or the DSN names another server than before, where reading cannot continue ({lost.text})"
+            f"{where}: another server answers, which is read-only or a replica: either a failover"
+            " is not over yet, or the DSN names another server than before, where reading cannot"
+            f" continue ({lost.text})"
         ) from lost
     return position
 
@@ -71,8 +72,8 @@ def relocate(session: MysqlSession, where: str, position: BinlogPosition) -> Bin
 def _check_continues(session: MysqlSession, where: str, position: BinlogPosition) -> None:
     if position.gtid_set is None:
         raise PositionLost(
-            f"{where}: position lost after failover: {position.file}:{position.pos} means nothing on "
-            "another server, and the log has no GTIDs. Re-snapshot required."
+            f"{where}: position lost after failover: {position.file}:{position.pos} means nothing "
+            "on another server, and the log has no GTIDs. Re-snapshot required."
         )
     server_log.check_held(session, where, position, server_log.facts(session, where))
 

@@ -27,9 +27,24 @@ DUMP_ENDED = 1236
 
 _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     1040: (SourceUnavailable, "all connections are taken; raise max_connections"),
-    1044: (PermissionMissing, "user {user!r} may not use the database of the DSN; grant it: {text}"),
-    1045: (AuthFailed, "wrong password for user {user!r}, or there is no such user for connections from here (the server does not say which)"),
-    1047: (SourceMisconfigured, "the server does not send its log to replicas; if the DSN names a proxy (ProxySQL, MaxScale, RDS Proxy), name the server behind it"),
+    1044: (
+        PermissionMissing,
+        "user {user!r} may not use the database of the DSN; grant it: {text}",
+    ),
+    1045: (
+        AuthFailed,
+        (
+            "wrong password for user {user!r}, or there is no such user for connections from here"
+            " (the server does not say which)"
+        ),
+    ),
+    1047: (
+        SourceMisconfigured,
+        (
+            "the server does not send its log to replicas; if the DSN names a proxy (ProxySQL,"
+            " MaxScale, RDS Proxy), name the server behind it"
+        ),
+    ),
     1049: (SourceMisconfigured, "the database of the DSN does not exist"),
     1130: (AuthFailed, "{text}"),
     1142: (PermissionMissing, "{text}"),
@@ -41,8 +56,11 @@ _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     1862: (AuthFailed, "the password of user {user!r} has expired"),
     2026: (SourceMisconfigured, "{text}; see ssl-mode and ssl-ca of the DSN"),
     3118: (AuthFailed, "the account of user {user!r} is locked"),
-    3159: (SourceMisconfigured, "the server takes only encrypted connections; see ssl-mode of the DSN"),
-}  # fmt: skip
+    3159: (
+        SourceMisconfigured,
+        "the server takes only encrypted connections; see ssl-mode of the DSN",
+    ),
+}
 """By error number: error class and text.
 
 Any other number becomes `SourceUnavailable`, which is retried.
@@ -62,15 +80,27 @@ _DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("missing the gtid", PositionLost, ""),
     ("old binary log without gtids", PositionLost, ""),
     ("same server_uuid/server_id", SourceUnavailable, _TAKEN_OVER),
-    ("binary log is not open", SourceMisconfigured, "log_bin is OFF; start the server with --log-bin"),
-    ("server_id was not set", SourceMisconfigured, "give the server a server_id other than 0, in its configuration file"),
+    (
+        "binary log is not open",
+        SourceMisconfigured,
+        "log_bin is OFF; start the server with --log-bin",
+    ),
+    (
+        "server_id was not set",
+        SourceMisconfigured,
+        "give the server a server_id other than 0, in its configuration file",
+    ),
     ("gtid_mode", SourceMisconfigured, "the position has a GTID set, which needs gtid_mode = ON"),
-    ("anonymous", SourceMisconfigured, "the log holds transactions without GTID after the position"),
+    (
+        "anonymous",
+        SourceMisconfigured,
+        "the log holds transactions without GTID after the position",
+    ),
     ("max_allowed_packet", SourceMisconfigured, "raise max_allowed_packet of the server"),
     ("crc check", CorruptLog, "the server cannot read its own log"),
     ("bogus data", CorruptLog, "the server cannot read its own log"),
     ("truncated in the middle", CorruptLog, "the server cannot read its own log"),
-)  # fmt: skip
+)
 
 
 def translate(

@@ -60,19 +60,20 @@ class LogRetention:
         )
 
     def unsafe(self, session: MysqlSession) -> Finding | None:
-        """Return the finding about a log whose files may be removed at any time; None if they are kept for a while."""
+        """Return a finding if log files may be removed any time; None if they are kept a while."""
         if self.seconds:
             return None
         change = self.longer(session)
         if self.seconds is None:
             text = (
-                f"how long {self.service.name} keeps log files is not known, because the user may not read"
-                " mysql.rds_configuration; without `binlog retention hours` they are removed as soon as possible"
+                f"how long {self.service.name} keeps log files is not known, because the user may"
+                " not read mysql.rds_configuration; without `binlog retention hours` they are"
+                " removed as soon as possible"
             )
             return Finding("retention", "warning", text, change.remedy)
         text = (
-            f"{self.service.name} removes log files as soon as it does not need them itself, whether they were"
-            f" captured or not{change.advice}"
+            f"{self.service.name} removes log files as soon as it does not need them itself,"
+            f" whether they were captured or not{change.advice}"
         )
         return Finding("retention", "error", text, change.remedy)
 

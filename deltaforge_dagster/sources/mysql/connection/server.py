@@ -77,7 +77,7 @@ class MysqlSession:
             return list(cursor.fetchall())
 
     def texts(self, statement: str) -> list[tuple[bytes | None, ...]]:
-        """Run a statement and return its rows, with the values as the server sends them, unconverted."""
+        """Run a statement; return its rows, with values unconverted, as the server sends them."""
         connection = self._connection
         saved = connection.decoders, connection.use_unicode
         connection.decoders, connection.use_unicode = {}, False
@@ -99,7 +99,10 @@ class MysqlSession:
         self._connection._read_packet()  # noqa: SLF001
 
     def rows_or_refusal(self, statement: str, *refusals: int) -> list[dict[str, Any]] | None:
-        """Run a statement and return its rows; None if the server refuses it with one of these error numbers."""
+        """Run a statement and return its rows; None if the server refuses it.
+
+        Only errors with one of the numbers `refusals` count as a refusal; others are raised.
+        """
         try:
             return self.rows(statement)
         except pymysql.MySQLError as error:
@@ -149,7 +152,10 @@ class MysqlSourceServer:
         return self.dsn.user
 
     def account(self) -> str:
-        """Return the account that the server takes us for, as `MysqlSession.account`; for any host if it cannot say."""
+        """Return the account that the server takes us for, as `MysqlSession.account`.
+
+        If the server cannot say, it is the user's account for any host.
+        """
         try:
             with self.query(_ACCOUNT_SECONDS) as session:
                 return session.account
@@ -177,7 +183,7 @@ class MysqlSourceServer:
         seconds: float,
         check: Callable[[MysqlSession], None] | None = None,
     ) -> socket.socket:
-        """Send a replication command on a new connection and return the socket from which to read its answer.
+        """Send a replication command on a new connection; return the socket to read its answer.
 
         Args:
             settings: Statements to run first, such as `SET @source_binlog_checksum = 'CRC32'`.
@@ -278,7 +284,11 @@ class MysqlSourceServer:
         )
         if dsn.ssl_mode == "PREFERRED":
             # PyMySQL's own code for this mode loads all of the system's certificates and uses none.
-            connection.ssl, connection._ssl_required, connection.ctx = True, False, tls  # noqa: SLF001
+            connection.ssl, connection._ssl_required, connection.ctx = (  # noqa: SLF001
+                True,
+                False,
+                tls,
+            )
         session = None  # after a failure, the next connection makes a complete handshake
         try:
             connection.connect(sock)

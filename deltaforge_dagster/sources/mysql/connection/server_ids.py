@@ -12,10 +12,10 @@ _IDS = 4_000_000_000
 
 
 def server_id(source_id: str, purpose: str = "read") -> int:
-    """Return the server id of a source for a purpose; for `read` it is 1 + CRC32 of the source's id.
+    """Return the server id of a source for a purpose.
 
-    The other purposes are `peek`, `look ahead`, `prepared`, `again`, `outline`, `rights`, and
-    `lane` with a number.
+    For `read` it is 1 + CRC32 of the source's id. The other purposes are `peek`, `look ahead`,
+    `prepared`, `again`, `outline`, `rights`, and `lane` with a number.
     """
     text = source_id if purpose == "read" else f"{source_id}/{purpose}"
     return 1 + zlib.crc32(text.encode()) % _IDS

@@ -1,4 +1,4 @@
-"""Query the server about its binary log: settings, where it ends, and whether a position is still available.
+"""Query the server about its binary log: settings, end, whether a position is still available.
 
 Manual: "Binary Logging Options and Variables", "SHOW BINARY LOG STATUS" (before MySQL 8.2: "SHOW
 MASTER STATUS"), "SHOW BINARY LOGS". MariaDB's manual: "Global Transaction ID", "BINLOG_GTID_POS".
@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 
 _OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
 
-_ASKED = (
+_VARIABLES = (
     "log_bin",
     "binlog_format",
     "gtid_mode",
@@ -34,7 +34,7 @@ FILE_START = 4
 
 _NO_ENGINE = ("", "NONE")
 _EXECUTED_SECONDS = 5.0
-_NO_SUCH_PLACE = 1220  # ER_ERROR_WHEN_EXECUTING_COMMAND
+_COMMAND_FAILED = 1220  # ER_ERROR_WHEN_EXECUTING_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ def facts(session: MysqlSession, where: str) -> BinlogSettings:
     """
     if session.version < (_OLDEST_MARIADB if session.is_mariadb else _OLDEST):
         raise SourceMisconfigured(
-            f"{where}: version {session.server_version} is too old; needed is MySQL 5.7 or later, or"
-            " MariaDB 10.5 or later"
+            f"{where}: version {session.server_version} is too old; needed is MySQL 5.7 or later,"
+            " or MariaDB 10.5 or later"
         )
     by_name = recognize(session.server_version, {}, session.host)
     if by_name.no_log:
         raise SourceMisconfigured(f"{where}: {by_name.name}: {by_name.no_log}")
-    names = ", ".join(f"'{name}'" for name in _ASKED)
+    names = ", ".join(f"'{name}'" for name in _VARIABLES)
     values = {
         row["Variable_name"]: str(row["Value"])
         for row in session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
@@ -85,8 +85,9 @@ def _check_readable(session: MysqlSession, where: str, values: Mapping[str, str]
     if "aurora_version" in values and values.get("innodb_read_only", "").upper() == "ON":
         # The cluster's name may lead here for a while after a failover.
         raise SourceUnavailable(
-            f"{where}: this is a reader of an Amazon Aurora cluster, which has no binary log; after a failover"
-            " that passes, otherwise let the DSN name the cluster's writer endpoint"
+            f"{where}: this is a reader of an Amazon Aurora cluster, which has no binary log;"
+            " after a failover that passes, otherwise let the DSN name the cluster's writer"
+            " endpoint"
         )
     if values.get("log_bin", "ON").upper() != "ON":
         raise _log_off(session, where)
@@ -99,8 +100,9 @@ def _check_readable(session: MysqlSession, where: str, values: Mapping[str, str]
     engine = values.get("binlog_storage_engine", "")
     if engine.upper() not in _NO_ENGINE:
         raise SourceMisconfigured(
-            f"{where}: binlog_storage_engine is {engine}: this version does not read the binary log that MariaDB"
-            f" keeps inside of {engine}; start the server without binlog_storage_engine"
+            f"{where}: binlog_storage_engine is {engine}: this version does not read the binary"
+            f" log that MariaDB keeps inside of {engine}; start the server without"
+            " binlog_storage_engine"
         )
 
 
@@ -122,7 +124,10 @@ def tail(session: MysqlSession, where: str, *, gtids: bool) -> BinlogPosition:
 
 
 def status(session: MysqlSession) -> dict[str, Any] | None:
-    """Return the row of `SHOW BINARY LOG STATUS`: newest file, its end, database filters; None without a log."""
+    """Return the row of `SHOW BINARY LOG STATUS`; None without a log.
+
+    It has the newest file, where that ends, and the database filters.
+    """
     rows = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
     if rows is None:  # before MySQL 8.2
         rows = session.rows("SHOW MASTER STATUS")
@@ -130,7 +135,7 @@ def status(session: MysqlSession) -> dict[str, Any] | None:
 
 
 def executed(session: MysqlSession) -> str:
-    """Return the GTID set that the server has executed; for MariaDB the last GTID of each domain."""
+    """Return the GTID set that the server has executed; on MariaDB each domain's last GTID."""
     if session.is_mariadb:
         return str(DomainGtids.parse(_global(session, "gtid_binlog_pos")))
     return str(GtidSet.parse(_global(session, "gtid_executed")))
@@ -188,9 +193,9 @@ def check_held(
         if time.monotonic() > deadline:
             if may_catch_up(session):
                 raise SourceUnavailable(
-                    f"{where}: the server has not executed every transaction that was read before; it is read-only"
-                    " or a replica, so it may not have caught up yet after a failover, or another server is the"
-                    " primary: then let the DSN name that one"
+                    f"{where}: the server has not executed every transaction that was read before;"
+                    " it is read-only or a replica, so it may not have caught up yet after a"
+                    " failover, or another server is the primary: then let the DSN name that one"
                 )
             raise lost(
                 where,
@@ -242,7 +247,7 @@ def log_files(session: MysqlSession) -> dict[str, int]:
 
 
 def bytes_after(files: Mapping[str, int], position: BinlogPosition) -> int:
-    """Return how many bytes of log there are after a position, in files as `log_files` returns them."""
+    """Return how many bytes of log follow a position, in files as `log_files` returns them."""
     later = [size for name, size in files.items() if position < BinlogPosition(name, 0)]
     return sum(later) + max(files.get(position.file, 0) - position.pos, 0)
 
@@ -260,7 +265,7 @@ def _check_anonymous(session: MysqlSession, where: str, position: BinlogPosition
     begin = f" FROM {position.pos:d}"
     for file in files[files.index(position.file) :]:
         query = f"SHOW BINLOG EVENTS IN '{file}'{begin} LIMIT 10"
-        for row in session.rows_or_refusal(query, _NO_SUCH_PLACE) or ():
+        for row in session.rows_or_refusal(query, _COMMAND_FAILED) or ():
             if row["Event_type"] == "Anonymous_Gtid":
                 raise lost(
                     where,

@@ -87,7 +87,10 @@ class MysqlService:
 SELF_MANAGED = MysqlService("")
 """A self-managed server, or one of an unknown service."""
 
-_BACKUPS = "turn on automated backups of the instance (a retention of 1 day or more): they turn on the binary log"
+_BACKUPS = (
+    "turn on automated backups of the instance (a retention of 1 day or more): they turn on the"
+    " binary log"
+)
 
 _AURORA = MysqlService(
     "Amazon Aurora MySQL",
@@ -120,7 +123,10 @@ _RDS_MARIADB = MysqlService(
 _CLOUD_SQL = MysqlService(
     "Google Cloud SQL for MySQL",
     settings_in="in the instance's flags (Edit > Flags)",
-    log_off="turn on point-in-time recovery of the instance (Edit > Data Protection): it turns on the binary log",
+    log_off=(
+        "turn on point-in-time recovery of the instance (Edit > Data Protection): it turns on the"
+        " binary log"
+    ),
     gtids_on="Cloud SQL turns it on for every instance that it makes now",
     variables="cloudsql_",
     version="-google",
@@ -129,7 +135,9 @@ _AZURE = MysqlService(
     "Azure Database for MySQL",
     settings_in="in the server parameters",
     log_off="its servers always have a binary log; does the DSN name the right server?",
-    gtids_on="set enforce_gtid_consistency to ON in the server parameters, then gtid_mode in its steps",
+    gtids_on=(
+        "set enforce_gtid_consistency to ON in the server parameters, then gtid_mode in its steps"
+    ),
     unset_keeps=False,
     variables="azure_",
     version="-azure",
@@ -138,8 +146,8 @@ _AZURE = MysqlService(
 _PLANETSCALE = MysqlService(
     "PlanetScale (Vitess)",
     no_log=(
-        "it shows no client its binary log, so nothing can be captured from there; the log of a MySQL server"
-        " under your own Vitess can be read, through that server's own address"
+        "it shows no client its binary log, so nothing can be captured from there; the log of a"
+        " MySQL server under your own Vitess can be read, through that server's own address"
     ),
     version="vitess|planetscale",
     hosts=r"\.psdb\.cloud",
@@ -156,10 +164,10 @@ SERVICES = (_PLANETSCALE, _AURORA, _RDS_MARIADB, _RDS, _CLOUD_SQL, _AZURE, _DIGI
 """The services, in the order in which they are looked for."""
 
 _PATHS = ("basedir", "datadir")
-_SIGNS = " OR ".join(
+_SERVICE_VARIABLES = " OR ".join(
     f"Variable_name LIKE '{service.variables}%'" for service in SERVICES if service.variables
 )
-_QUERY = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_PATHS} OR {_SIGNS}"
+_QUERY = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_PATHS} OR {_SERVICE_VARIABLES}"
 
 
 def recognize(version: str, variables: Mapping[str, str], host: str) -> MysqlService:

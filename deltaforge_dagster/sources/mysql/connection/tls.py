@@ -1,4 +1,4 @@
-"""TLS contexts for connections to MySQL, which continue the TLS session of the connection before them.
+"""TLS contexts for connections to MySQL that continue the previous connection's TLS session.
 
 A source's connections are short, and a complete TLS handshake takes most of their time: 10 ms,
 instead of 1 ms if it continues a session. A server that does not know the session (it was

@@ -118,11 +118,11 @@ class MysqlBatchWriter:
         txs = line.reshape(1, -1)
         ddl = json.dumps({"sql": query.statement, "database": query.database}, ensure_ascii=False)
         columns: dict[str, pa.Array[Any]] = {
-            "op": _one(location.op),
+            "op": _single(location.op),
             "ts_us": pa.array(txs[:, TX_TS_US]),
-            "db": _one(location.db),
-            "table": _one(location.table),
-            "file": _one(location.file),
+            "db": _single(location.db),
+            "table": _single(location.table),
+            "file": _single(location.file),
             "pos": pa.array([location.pos]),
             "row": pa.array([location.row]),
             "tx_id": _tx_ids(txs, np.zeros(1, np.int64), self.tags),
@@ -132,7 +132,7 @@ class MysqlBatchWriter:
             "raw_payload": pa.array([False]),
         }
         if location.op == "t" and self._outboxes.has(location.db, location.table):
-            columns["schema"] = _one(SCHEMA)
+            columns["schema"] = _single(SCHEMA)
         return record_batch(columns, 1)
 
     def write(  # noqa: PLR0917 - what a kernel reads
@@ -148,8 +148,7 @@ class MysqlBatchWriter:
 
         Returns:
             The batch (None if the first row fails), the number of the row after it, and the error
-            at
-            that row, or None.
+            at that row, or None.
         """
         stop, error = self._write_texts(source, rows, first, last, file)
         if stop == first:
@@ -159,7 +158,7 @@ class MysqlBatchWriter:
         )
         stop = first + shown.rows
         if shown.error is not None:
-            error = type(shown.error)(f"{shown.error}: {self._place(rows[stop], file)}")
+            error = type(shown.error)(f"{shown.error}: {self._location(rows[stop], file)}")
             if stop == first:
                 return None, stop, error
         event_ids = self._event_ids(rows, first, stop, txs)
@@ -196,7 +195,7 @@ class MysqlBatchWriter:
                 )
             )
             if stop > first and scratch.ends[:, stop - first - 1].max() > _MAX_TEXT:
-                location = self._place(rows[first], file)
+                location = self._location(rows[first], file)
                 return first, UnsupportedEvent(
                     f"a change of {location} is larger than 2 GiB as JSON"
                 )
@@ -209,7 +208,7 @@ class MysqlBatchWriter:
             try:
                 scratch.make_room(int(rows[first, ROW_SIZE]))
             except MemoryError:
-                location = self._place(rows[first], file)
+                location = self._location(rows[first], file)
                 return stop, UnsupportedEvent(
                     f"a change too large for this machine's memory: {location}"
                 )
@@ -220,12 +219,12 @@ class MysqlBatchWriter:
         version = int(row[ROW_TABLE])
         ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
         described = self._versions.schemas[version].columns[ordinal]
-        location = f"column {described.name} ({described.data_type}) of {self._place(row, file)}"
+        location = f"column {described.name} ({described.data_type}) of {self._location(row, file)}"
         if self._report[CODE] == NO_KEY_VALUE:
             return UnsupportedEvent(f"a change without the value of a key column: {location}")
         return CorruptLog(f"a value that is not of its type's form: {location}")
 
-    def _place(self, row: Longs, file: str) -> str:
+    def _location(self, row: Longs, file: str) -> str:
         table = self._versions.version_name(int(row[ROW_TABLE]))
         return f"table {table}, in the event that ends at {file}:{int(row[ROW_POS])}"
 
@@ -278,7 +277,7 @@ class MysqlBatchWriter:
         return {"schema": coded(np.zeros(len(table)), pa.array([SCHEMA]), ~marked)}
 
 
-def _one(text: str) -> pa.DictionaryArray[Any, Any]:
+def _single(text: str) -> pa.DictionaryArray[Any, Any]:
     return coded(np.zeros(1), pa.array([text]))
 
 

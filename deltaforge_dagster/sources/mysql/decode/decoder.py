@@ -152,11 +152,11 @@ class MysqlDecoder:
             whole_inserts=whole_inserts,
         )
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
-        self._found = TransactionAssembler(self._writer, progress)
-        self._state = self._found.state
+        self._assembler = TransactionAssembler(self._writer, progress)
+        self._state = self._assembler.state
         self._state[CHECKSUM] = 1  # as requested, until a FORMAT_DESCRIPTION says otherwise
         self._non_row = self._non_row_events(
-            self._found,
+            self._assembler,
             self._writer,
             self._versions,
             catalog=catalog,
@@ -177,18 +177,18 @@ class MysqlDecoder:
         source = read_only(data)[:length]
         state = self._state
         state[OFFSET] = 0
-        self._found.batches = []
+        self._assembler.batches = []
         foreign, again = "", False
         self._nested_bytes = 0
         # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
         with np.errstate(over="ignore"):
             while self._error is None and self._nested_bytes < BUFFER_BYTES:
                 if self._nested:
-                    self._step_inside()
+                    self._decode_nested_block()
                     continue
                 stop = self._round(source)
                 if stop == SPLIT and self._error is None:
-                    if not self._joined(source):
+                    if not self._decode_split_event(source):
                         break
                 elif stop in (NEED_MORE, FOREIGN, REACHED):
                     if stop == FOREIGN and self._error is None:
@@ -198,9 +198,9 @@ class MysqlDecoder:
             else:
                 again = self._error is None
         if self._error is None and not again and not state[OPEN]:
-            self._found.report_passed()
+            self._assembler.report_passed()
         return DecodedBinlog(
-            int(state[OFFSET]), tuple(self._found.batches), foreign, self._error, again
+            int(state[OFFSET]), tuple(self._assembler.batches), foreign, self._error, again
         )
 
     def _round(self, source: Bytes) -> int:
@@ -208,7 +208,7 @@ class MysqlDecoder:
 
         Returns the stop code (`layout`).
         """
-        state, versions, assembler = self._state, self._versions, self._found
+        state, versions, assembler = self._state, self._versions, self._assembler
         assembler.begin_round()
         start = int(state[OFFSET])
         stop = int(
@@ -245,7 +245,7 @@ class MysqlDecoder:
             error = placed
         self._error = error
 
-    def _joined(self, source: Bytes) -> bool:
+    def _decode_split_event(self, source: Bytes) -> bool:
         """Decode the event at the offset, which is split over several packets.
 
         Returns False if it is incomplete.
@@ -275,10 +275,10 @@ class MysqlDecoder:
         if self._error is None and state[OFFSET] != event.size:
             self._error = CorruptLog(f"{DAMAGE[BAD_EVENT]}, {self._where()}")
         state[OFFSET], state[BARE] = at, 0
-        self._found.claim(at - start - event.size)
+        self._assembler.claim(at - start - event.size)
         return True
 
-    def _step_inside(self) -> None:
+    def _decode_nested_block(self) -> None:
         """Decode the next block of the innermost nested stream."""
         state, nested = self._state, self._nested[-1]
         offset = int(state[OFFSET])
@@ -319,29 +319,29 @@ class MysqlDecoder:
             UnsupportedEvent: The columns of its table are still not known.
         """
         state, versions = self._state, self._versions
-        self._found.batches = []
-        self._found.file, self._found.txs[0] = held.file, held.tx
-        self._writer.tags[int(self._found.txs[0, TX_TAG])] = held.tag
+        self._assembler.batches = []
+        self._assembler.file, self._assembler.txs[0] = held.file, held.tx
+        self._writer.tags[int(self._assembler.txs[0, TX_TAG])] = held.tag
         state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, held.index
         state[EVENT_POS] = state[POS] = held.pos
         versions.server = held.server
-        versions.describe(held.table_map, self._found.here())
+        versions.describe(held.table_map, self._assembler.here())
         for reason in versions.held.values():
             raise UnsupportedEvent(reason)
         self._nested.append(NestedEvents(iter([held.event])))
         with np.errstate(over="ignore"):
             while self._nested and self._error is None:
-                self._step_inside()
+                self._decode_nested_block()
             if last and self._error is None:
-                self._found.commit()
+                self._assembler.commit()
         if self._error is not None:
             raise self._error
-        for batch in self._found.batches:
+        for batch in self._assembler.batches:
             if batch.rows is not None:
                 yield batch.rows
 
     def _where(self) -> str:
-        return self._found.where(inside=bool(self._nested))
+        return self._assembler.where(inside=bool(self._nested))
 
 
 class LogPlaces:

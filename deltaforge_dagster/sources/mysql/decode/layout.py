@@ -120,7 +120,7 @@ written without the column."""
 
 # `maps`: a hash table with one line per table id that a TABLE_MAP event described.
 MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
-"""Table id, -1 on a free line; its table version; start and end of the event's body in `map_texts`."""
+"""Table id, -1 on a free line; table version; start and end of the event's body in `map_texts`."""
 MAP_WIDTH = 4
 
 NEED_MORE, FULL, FOREIGN, SPLIT = range(4)
@@ -141,7 +141,10 @@ HELD_ROWS = 14
 """A rows event of a held table; its changes were counted."""
 
 LACKING = 18
-"""A rows event whose inserts lack columns with defaults that are not known yet; scan it again once they are."""
+"""A rows event whose inserts lack columns with defaults that are not known yet.
+
+Scan it again once they are.
+"""
 
 UNSUPPORTED, NO_COLUMNS = 15, 16
 """An event type that is not supported; a rows event whose images have no columns."""

@@ -139,14 +139,14 @@ class NonRowEvents:
         until: BinlogPosition | None,
         nested: list[NestedEvents],
     ) -> None:
-        self._found = assembler
+        self._assembler = assembler
         self._state = assembler.state
         self._writer = writer
         self._versions = versions
         self._catalog = catalog
         self._captures = captures
         self._prepared = prepared
-        self._kept = PreparedRows()
+        self._prepared_rows = PreparedRows()
         self._until = until
         self._nested = nested
 
@@ -184,9 +184,9 @@ class NonRowEvents:
         elif stop == PARTIAL:
             self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
         elif stop == OF_XA:
-            self._kept.keep(source[start:end].tobytes())
+            self._prepared_rows.keep(source[start:end].tobytes())
         elif stop == HELD_ROWS:
-            self._keep_rows(source[start:end].tobytes())
+            self._hold_rows(source[start:end].tobytes())
         elif stop == COMPRESSED:
             self._nest(iter([decompressed(source[start:end].tobytes())]))
         else:
@@ -196,12 +196,12 @@ class NonRowEvents:
         """Look up defaults of columns that inserts lack; the scan then reads their event again."""
         start, end = int(self._state[EVENT]), int(self._state[EVENT_END])
         event = source[start:end].tobytes()
-        self._versions.complete(*left_out(event), self._found.here())
+        self._versions.complete(*left_out(event), self._assembler.here())
 
     def _read(self, stop: int, body: bytes) -> None:
         """Handle an event by its body."""
         if stop == NEW_TABLE:
-            self._versions.describe(body, self._found.here())
+            self._versions.describe(body, self._assembler.here())
         elif stop == STATEMENT:
             self._statement(parse_query(body, self._versions.server))
         elif stop == PAYLOAD:
@@ -222,7 +222,7 @@ class NonRowEvents:
 
     def _begin(self, event: GtidEvent) -> None:
         """Begin the transaction of a GTID_TAGGED event."""
-        state, line = self._state, self._found.txs[int(self._state[TXS])]
+        state, line = self._state, self._assembler.txs[int(self._state[TXS])]
         line[[TX_A, TX_B]] = np.frombuffer(event.sid, ">i8")
         line[TX_NUMBER], line[TX_TAG] = event.number, tag_hash(event.tag)
         line[TX_HAS_GTID], line[TX_TS_US], line[TX_END] = GTID_OF_MYSQL, event.ts_us, 0
@@ -237,7 +237,7 @@ class NonRowEvents:
         state[FILE_A], state[FILE_B] = np.frombuffer(digest, "<i8")
         state[EVENT_POS] = state[POS] = position
         state[UNTIL] = self._until.pos if self._until and self._until.file == name else 0
-        self._found.file = name
+        self._assembler.file = name
 
     def _statement(self, query: QueryEvent) -> None:
         """Handle a statement other than the usual BEGIN, COMMIT and SAVEPOINT."""
@@ -248,13 +248,13 @@ class NonRowEvents:
                 pass
             case StatementKind.ROLLBACK if state[INDEX] == 0 and parsed.words == "ROLLBACK":
                 # Nothing to take back: the transaction has logged no change.
-                self._found.commit()
+                self._assembler.commit()
                 return
             case StatementKind.DEFINES | StatementKind.EMPTIES:
                 self._define(query, parsed.kind)
             case StatementKind.XA_START if state[OPEN] == GROUP:
                 state[OPEN] = PREPARING
-                self._kept.begin()
+                self._prepared_rows.begin()
             case StatementKind.XA_END if state[OPEN] == PREPARING:
                 pass
             case StatementKind.XA_COMMIT | StatementKind.XA_ROLLBACK if state[OPEN] == GROUP:
@@ -262,12 +262,12 @@ class NonRowEvents:
                 return
             case StatementKind.UNKNOWN if parsed.tables is not None:
                 self._hold(parsed.tables, parsed.words, query)
-            case StatementKind.CHANGES if self._is_elsewhere(parsed.tables):
-                self._pass(parsed, query)
+            case StatementKind.CHANGES if self._is_not_captured(parsed.tables):
+                self._ignore(parsed, query)
             case _:
                 raise UnsupportedEvent(self._refusal(parsed))
         if state[OPEN] == GROUP:
-            self._found.commit()
+            self._assembler.commit()
 
     def _refusal(self, parsed: Statement) -> str:
         """Return why a statement stops the pipeline."""
@@ -282,11 +282,11 @@ class NonRowEvents:
             " binlog_format=ROW, and tables with transactions"
         )
 
-    def _is_elsewhere(self, names: frozenset[Name] | None) -> bool:
+    def _is_not_captured(self, names: frozenset[Name] | None) -> bool:
         """Return whether the tables that a statement changes are known, and none is captured."""
         return names is not None and not self._captured(names)
 
-    def _pass(self, parsed: Statement, query: QueryEvent) -> None:
+    def _ignore(self, parsed: Statement, query: QueryEvent) -> None:
         """Ignore a statement that changes rows of tables that are not captured.
 
         If it also creates one of them (`CREATE TABLE ... SELECT`), its definition is recorded.
@@ -316,18 +316,18 @@ class NonRowEvents:
                 f"table {table}: the log holds a statement {words} ..., which this version does not"
                 f" know, {self._where()}; it may have changed the table",
             )
-        self._catalog.statement(query.database, query.sql, self._found.here())
+        self._catalog.statement(query.database, query.sql, self._assembler.here())
         for table in sorted(tables):
-            self._keep(table, HeldStatement(query.database, query.sql))
+            self._hold_event(table, HeldStatement(query.database, query.sql))
 
-    def _keep_rows(self, event: bytes) -> None:
+    def _hold_rows(self, event: bytes) -> None:
         """Add a rows event of a held table to the batches, undecoded."""
         state = self._state
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
-        tx = self._found.txs[int(state[TXS]) - 1]
+        tx = self._assembler.txs[int(state[TXS]) - 1]
         held = HeldRows(
-            file=self._found.file,
+            file=self._assembler.file,
             pos=int(state[EVENT_POS]),
             tx=tuple(tx.tolist()),
             tag=self._writer.tags.get(int(tx[TX_TAG]), ""),
@@ -336,23 +336,23 @@ class NonRowEvents:
             event=event,
             server=self._versions.server,
         )
-        self._keep(".".join(table_of(table_map)), held)
+        self._hold_event(".".join(table_of(table_map)), held)
 
-    def _keep(self, table: str, held: HeldItem) -> None:
+    def _hold_event(self, table: str, held: HeldItem) -> None:
         event = HeldEvent(table, self._versions.held[table], held.data())
-        self._found.batches.append(ChangeBatch(None, None, held=(event,)))
+        self._assembler.batches.append(ChangeBatch(None, None, held=(event,)))
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
         """Apply DDL to the table definitions, and add a row for it.
 
         A TRUNCATE is a row of each captured table that it empties.
         """
-        altered = self._catalog.statement(query.database, query.sql, self._found.here())
+        altered = self._catalog.statement(query.database, query.sql, self._assembler.here())
         self._versions.redefined(altered)
         self._versions.forget()
         if kind is StatementKind.DEFINES:
             for table in self._versions.held:
-                self._keep(table, HeldStatement(query.database, query.sql))
+                self._hold_event(table, HeldStatement(query.database, query.sql))
         if kind is StatementKind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
@@ -370,28 +370,30 @@ class NonRowEvents:
         If the row is a TRUNCATE of a held table, it is held instead.
         """
         state = self._state
-        tx = self._found.txs[int(state[TXS]) - 1]
+        tx = self._assembler.txs[int(state[TXS]) - 1]
         row = self._writer.statement(
             query,
-            RowLocation(op, db, table, self._found.file, int(state[EVENT_POS]), int(state[INDEX])),
+            RowLocation(
+                op, db, table, self._assembler.file, int(state[EVENT_POS]), int(state[INDEX])
+            ),
             tx,
         )
         state[INDEX] += 1
         if op == "t" and f"{db}.{table}" in self._versions.held:
-            self._keep(f"{db}.{table}", HeldBatch(tuple(tx.tolist()), row))
+            self._hold_event(f"{db}.{table}", HeldBatch(tuple(tx.tolist()), row))
             return
-        self._found.add(row)
+        self._assembler.add(row)
 
     def _prepare(self, xid: Xid, one_phase: bool) -> None:
         """Handle XA_PREPARE, the end of an XA transaction's changes.
 
         Commit them at once if it has one phase; otherwise keep them until XA COMMIT or XA ROLLBACK.
         """
-        self._kept.prepare(xid)
+        self._prepared_rows.prepare(xid)
         if one_phase:
             self._replay(xid)
         else:
-            self._found.commit()
+            self._assembler.commit()
 
     def _decide(self, query: QueryEvent, kind: StatementKind) -> None:
         """Handle XA COMMIT or XA ROLLBACK; on commit, the rows become those of this transaction."""
@@ -401,18 +403,18 @@ class NonRowEvents:
         if kind is StatementKind.XA_COMMIT:
             self._replay(xid)
         else:
-            self._kept.forget(xid)
-            self._found.commit()
+            self._prepared_rows.forget(xid)
+            self._assembler.commit()
 
     def _replay(self, xid: Xid) -> None:
         """Decode the rows of a prepared transaction, and commit them."""
-        rows = self._kept.pop(xid)
-        blocks = iter(rows) if rows is not None else self._prepared.rows(xid, self._place())
+        rows = self._prepared_rows.pop(xid)
+        blocks = iter(rows) if rows is not None else self._prepared.rows(xid, self._position())
         self._state[OPEN] = BEGUN
-        self._nested.append(NestedEvents(blocks, self._found.commit))
+        self._nested.append(NestedEvents(blocks, self._assembler.commit))
 
-    def _place(self) -> BinlogPosition:
-        return BinlogPosition(self._found.file, int(self._state[EVENT_POS]))
+    def _position(self) -> BinlogPosition:
+        return BinlogPosition(self._assembler.file, int(self._state[EVENT_POS]))
 
     def _where(self) -> str:
-        return self._found.where(inside=bool(self._nested))
+        return self._assembler.where(inside=bool(self._nested))

@@ -6,7 +6,7 @@ applies each difference to the document in the old image, which must therefore b
 layouts are those of `Rows_log_event` in the server's `rows_event.h`, and of `json_diff.h`::
 
     body        as of UPDATE_ROWS, except that a new image is: packed options
-                | if options & 1: bitmap: 1 for a difference, one bit for each JSON column of the table
+                | if options & 1: bitmap: 1 for a difference, a bit for each JSON column of a table
                 | bitmap of nulls | values
     difference  in place of a document: Int32 size | operation ...
     operation   Int8: 0 replace, 1 insert, 2 remove | packed size, path

@@ -77,7 +77,7 @@ from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, rea
 from deltaforge_dagster.sources.mysql.values.types import BLOB, BYTES, JSON, UTF_8_TEXT, VECTOR
 
 _EXACT = 1 << 16
-"""From this size on, the room for a text is computed exactly; below, six bytes per byte are reserved."""
+"""From this size on, a text's room is computed exactly; below, it is six bytes per byte."""
 
 
 @kernel

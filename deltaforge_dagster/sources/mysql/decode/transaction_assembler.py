@@ -93,10 +93,10 @@ class TransactionAssembler:
         self.batches: list[ChangeBatch] = []
         self._writer = writer
         self._progress = progress
-        self._told = 0  # lines of txs that were reported to progress
+        self._reported_lines = 0  # lines of txs that were reported to progress
         self._last: pa.RecordBatch | None = None
         self._last_line = 0  # its transaction's line in txs
-        self._passed = ("", 0)  # file and offset that were reported last
+        self._reported_end = ("", 0)  # file and offset that were reported last
         self._unclaimed = 0
 
     def begin_round(self) -> None:
@@ -105,7 +105,7 @@ class TransactionAssembler:
         state[ROWS] = 0
         self.txs[0] = self.txs[max(int(state[TXS]) - 1, 0)]
         state[TXS] = 1 if state[OPEN] else 0
-        self._told = self._last_line = 0
+        self._reported_lines = self._last_line = 0
 
     def claim(self, log_bytes: int) -> None:
         """Add log bytes that contained no changes; they are counted in the next batch."""
@@ -122,7 +122,7 @@ class TransactionAssembler:
         commit(state, self.rows, self.txs)
         self._release_last(more=False)
         ended = int(state[TXS])
-        if ended > self._told:
+        if ended > self._reported_lines:
             self.batches.append(ChangeBatch(None, self._committed(ended)))
 
     def here(self) -> Position:
@@ -141,8 +141,8 @@ class TransactionAssembler:
     def report_passed(self) -> None:
         """Add a batch with idle progress, if the position has moved; no transaction may be open."""
         position = (self.file, int(self.state[POS]))
-        if position != self._passed:
-            self._passed = position
+        if position != self._reported_end:
+            self._reported_end = position
             self.batches.append(ChangeBatch(None, self._progress.within(*position)))
 
     def flush(self, source: Bytes, start: int) -> None:
@@ -162,7 +162,7 @@ class TransactionAssembler:
         whole = int(committed[-1]) + 1 if committed.size else 0
         cursor = self._write(source, 0, whole, start)
         ended = int(state[TXS]) - (1 if state[OPEN] else 0)
-        if ended > self._told:
+        if ended > self._reported_lines:
             self.batches.append(ChangeBatch(None, self._committed(ended)))
         if count > whole:
             cursor = self._write(source, whole, count - 1, cursor)
@@ -222,8 +222,8 @@ class TransactionAssembler:
 
         Returns the position after them.
         """
-        txs = self.txs[self._told : lines]
-        self._told = lines
+        txs = self.txs[self._reported_lines : lines]
+        self._reported_lines = lines
         runs: list[GtidRun] = []
         numbered = txs[txs[:, TX_HAS_GTID] != 0]
         if len(numbered):
@@ -237,5 +237,5 @@ class TransactionAssembler:
                 of_mariadb = numbered[start, TX_HAS_GTID] == GTID_OF_MARIADB
                 numbers_of = int(numbers[start]), int(numbers[end - 1])
                 runs.append(GtidRun(sid, *numbers_of, tag, bool(of_mariadb)))
-        self._passed = (self.file, int(txs[-1, TX_END]))
-        return self._progress.committed(runs, *self._passed)
+        self._reported_end = (self.file, int(txs[-1, TX_END]))
+        return self._progress.committed(runs, *self._reported_end)

@@ -77,7 +77,7 @@ _TWO_BYTES = 252
 """First byte of a packed number that has two more."""
 
 FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
-"""Flags of events: made by the server for this connection, not in any file; may be skipped if unknown."""
+"""Event flags: made by the server for this connection, in no file; may be skipped if unknown."""
 
 EVENT_NAMES = {
     0: "UNKNOWN",
@@ -91,7 +91,10 @@ EVENT_NAMES = {
     22: "DELETE_ROWS (version 0)",
     26: "INCIDENT (the server lost events)",
     MARIADB_GTID: "GTID of an ALTER TABLE in two phases (binlog_alter_two_phase=ON)",
-    PARTIAL_ROW_DATA: "PARTIAL_ROW_DATA (a part of changes of more bytes than binlog_row_event_fragment_threshold)",
+    PARTIAL_ROW_DATA: (
+        "PARTIAL_ROW_DATA (a part of changes of more bytes than"
+        " binlog_row_event_fragment_threshold)"
+    ),
 }
 """Names of events that are not decoded, mostly as in `SHOW BINLOG EVENTS`."""
 

@@ -125,7 +125,8 @@ def parse_tagged_gtid(body: bytes) -> GtidEvent:
     version, size, needed = message.unsigned(), message.unsigned(), message.unsigned()
     if version != _VERSION or needed > _FIELDS:
         raise UnsupportedEvent(
-            f"a GTID_TAGGED event of version {version}, with a field {needed - 1} that must be known"
+            f"a GTID_TAGGED event of version {version}, with a field {needed - 1} that must be"
+            " known"
         )
     if not message.at <= size <= len(body):
         raise CorruptLog("a GTID_TAGGED event with a size that is none")

@@ -56,7 +56,7 @@ _PLAIN = {
     DELETE_ROWS_COMPRESSED_2: DELETE_ROWS_2,
 }
 _FIXED_ROWS = 8
-"""Bytes of a rows event's body before the number of columns (version 1) or the extra data (version 2)."""
+"""Bytes of a rows event's body before the column count (version 1) or extra data (version 2)."""
 
 
 def decompressed(event: bytes) -> bytes:

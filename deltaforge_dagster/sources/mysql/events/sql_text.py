@@ -105,17 +105,18 @@ def plain(text: str, session: SqlSession) -> str:
         sql = _plain(text, session, nested, escapes=escapes, ansi=ansi)
     if sql is None:
         return text
-    return _executed(sql) if session.is_mariadb else sql
+    return _inner_statement(sql) if session.is_mariadb else sql
 
 
 _SETTING = re.compile(
-    r"\s*SET\s+STATEMENT\b (?P<settings> (?:[^`'\w]|`(?:[^`]|``)*`|'(?:[^'\\]|''|\\.)*'|(?!FOR\b)\w+)* )"
+    r"\s*SET\s+STATEMENT\b"
+    r" (?P<settings> (?:[^`'\w]|`(?:[^`]|``)*`|'(?:[^'\\]|''|\\.)*'|(?!FOR\b)\w+)* )"
     r"\bFOR\b\s*",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 
 
-def _executed(sql: str) -> str:
+def _inner_statement(sql: str) -> str:
     """Return the statement after `FOR` in MariaDB's `SET STATEMENT ... FOR statement`.
 
     Any other statement is returned unchanged. So is one whose settings include a SQL mode or a

@@ -27,7 +27,7 @@ class StatementKind(Enum):
     """The kinds of statements."""
 
     PASSED = auto()
-    """Can be ignored, because it changes no row and no table: accounts, statistics, temporary tables."""
+    """Can be ignored; it changes no row and no table: accounts, statistics, temporary tables."""
     ROLLBACK = auto()
     """Rolls back everything that the transaction has logged so far, or a part of it."""
     DEFINES = auto()
@@ -69,12 +69,15 @@ class Statement:
 
 
 _PASSED = (
-    "ANALYZE", "BEGIN", "COMMIT", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE", "RELEASE", "REPAIR", "REVOKE",
-    "SAVEPOINT", "SET", "UNINSTALL",
+    "ANALYZE", "BEGIN", "COMMIT", "FLUSH", "GRANT", "INSTALL", "OPTIMIZE", "RELEASE", "REPAIR",
+    "REVOKE", "SAVEPOINT", "SET", "UNINSTALL",
 )  # fmt: skip
 _DEFINES = {"ALTER", "CREATE", "DROP", "RENAME"}
-_ELSEWHERE = {"INSTANCE", "ROLE", "SERVER", "TEMPORARY", "USER"}
-"""Second words of DDL that can be ignored: accounts, servers, and temporary tables, which only one session sees."""
+_IGNORED_OBJECTS = {"INSTANCE", "ROLE", "SERVER", "TEMPORARY", "USER"}
+"""Second words of DDL that can be ignored: accounts, servers, and temporary tables.
+
+Only one session sees a temporary table.
+"""
 _CHANGES = (
     "CALL", "DELETE", "DO", "HANDLER", "IMPORT", "INSERT", "LOAD", "REPLACE", "SELECT", "TABLE",
     "UPDATE", "VALUES", "WITH",
@@ -102,10 +105,10 @@ def statement(query: QueryEvent) -> Statement:
     kind = _kind(words, query)
     tables = None
     if kind is StatementKind.CHANGES:
-        tables = _changed(query)
+        tables = _changed_tables(query)
     elif kind is StatementKind.UNKNOWN:
         # Texts may be names as well: it is not certain which quotes enclose names.
-        tables = _named(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
+        tables = _named_tables(query, TokenKind.WORD, TokenKind.NAME, TokenKind.TEXT)
     return Statement(kind, words, tables)
 
 
@@ -115,7 +118,7 @@ def _kind(words: str, query: QueryEvent) -> StatementKind:
         return StatementKind.PASSED
     if verb in _DEFINES:
         return _kind_of_ddl(second, query)
-    if verb == "ANALYZE" and second not in _OF_TABLES:
+    if verb == "ANALYZE" and second not in _ANALYZE_TABLE_WORDS:
         return StatementKind.CHANGES  # MariaDB executes a statement in order to analyze it
     return _TWO_WORDS.get(words) or _VERBS.get(verb, StatementKind.UNKNOWN)
 
@@ -123,16 +126,16 @@ def _kind(words: str, query: QueryEvent) -> StatementKind:
 def _kind_of_ddl(second: str, query: QueryEvent) -> StatementKind:
     if second == "OR":
         second = first_words(query.sql, 4).removeprefix("CREATE OR REPLACE ")
-    if second in _ELSEWHERE:
+    if second in _IGNORED_OBJECTS:
         return StatementKind.PASSED
-    return StatementKind.DEFINES if _filled(query) is None else StatementKind.CHANGES
+    return StatementKind.DEFINES if _filled_table(query) is None else StatementKind.CHANGES
 
 
-_OF_TABLES = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
+_ANALYZE_TABLE_WORDS = {"LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"}
 """Second words of the ANALYZE that only makes statistics."""
 
 
-def _filled(query: QueryEvent) -> Name | None:
+def _filled_table(query: QueryEvent) -> Name | None:
     """Return the table that a CREATE TABLE fills with a query; None for any other statement.
 
     The query is `... SELECT`, `... TABLE` or `... VALUES`.
@@ -152,14 +155,14 @@ def _filled(query: QueryEvent) -> Name | None:
     return name if fills(reader.rest()) else None
 
 
-def _changed(query: QueryEvent) -> frozenset[Name] | None:
+def _changed_tables(query: QueryEvent) -> frozenset[Name] | None:
     """Return the tables whose rows a statement may change; None if a routine may change any."""
-    created = _filled(query)
+    created = _filled_table(query)
     if created is not None:
         return frozenset({created})
     reader = TokenReader(query.sql, query.database, fold=False)
     if reader.word in {"UPDATE", "DELETE"}:
-        return _named(query, TokenKind.WORD, TokenKind.NAME)
+        return _named_tables(query, TokenKind.WORD, TokenKind.NAME)
     if not (reader.skip("INSERT") or reader.skip("REPLACE")):
         return None
     reader.skip_any("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE")
@@ -170,7 +173,7 @@ def _changed(query: QueryEvent) -> frozenset[Name] | None:
         return None
 
 
-def _named(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
+def _named_tables(query: QueryEvent, *kinds: TokenKind) -> frozenset[Name] | None:
     """Return what may be the name of a table in a statement; None if nothing follows the verb."""
     tokens = list(read_tokens(query.sql))[1:]
     names: set[Name] = set()

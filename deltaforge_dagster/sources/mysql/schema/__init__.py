@@ -1,1 +1,1 @@
-"""Tables of MySQL: versions for decoding, the catalog, and the effect of DDL statements in the log."""
+"""Tables of MySQL: versions for decoding, the catalog, and the effect of DDL in the log."""

@@ -81,7 +81,7 @@ class AlteredTable:
         return cls([(column.name, column) for column in table.columns], list(table.primary_key))
 
     def old(self, name: str) -> str | None:
-        """Return a column's name as the table spells it, ignoring case; None if there is no such column.
+        """Return a column's name as the table spells it, ignoring case; None without such a column.
 
         Raises:
             NotUnderstoodError: MySQL's collation may find a column where this comparison does not.
@@ -97,7 +97,7 @@ class AlteredTable:
         return None
 
     def must(self, name: str) -> str:
-        """Return the column's name as `old` does; raise `NotUnderstoodError` if there is no such column."""
+        """Return the column's name as `old` does; raise `NotUnderstoodError` if there is none."""
         existing = self.old(name)
         if existing is None:
             raise NotUnderstoodError
@@ -171,7 +171,7 @@ _OPTIONS = {
     "UNION", "UPGRADE", "WITHOUT",
 }  # fmt: skip
 """First words of actions and options that change neither columns nor the key of a table."""
-_OF_PARTITIONS = {
+_PARTITION_ACTIONS = {
     "ADD", "ANALYZE", "CHECK", "COALESCE", "DISCARD", "DROP", "EXCHANGE", "IMPORT", "OPTIMIZE",
     "REBUILD", "REORGANIZE", "REPAIR", "TRUNCATE",
 }  # fmt: skip
@@ -179,25 +179,26 @@ _OF_PARTITIONS = {
 
 
 def actions(reader: TokenReader, *, defaults: bool = False) -> list[TokenReader]:
-    """Read what follows the name in an ALTER TABLE; return the actions that may concern columns, keys or the name.
+    """Return the actions of an ALTER TABLE that may concern columns, keys or the table's name.
 
-    The others are indexes, constraints, partitions, the order of rows, options of the table, and,
-    unless `defaults`, those that only change a column's default.
+    Reads everything that follows the table's name. The other actions are indexes, constraints,
+    partitions, the order of rows, options of the table, and, unless `defaults`, those that only
+    change a column's default.
     """
     relevant: list[TokenReader] = []
     for tokens in items(reader.rest()):
         action = reader.within(tokens)
         if action.word == "ORDER" or (
-            action.word in _OF_PARTITIONS and action.ahead(1) == "PARTITION"
+            action.word in _PARTITION_ACTIONS and action.ahead(1) == "PARTITION"
         ):
             break  # it comes last, and the names in it are separated by commas, too
-        if not _keeps_columns(action) or (defaults and _is_redefault(action)):
+        if not _keeps_columns(action) or (defaults and _is_default_change(action)):
             relevant.append(action)
     return relevant
 
 
 def _keeps_columns(action: TokenReader) -> bool:
-    """Return whether an action certainly changes neither columns nor the key nor the name of a table."""
+    """Return whether an action certainly changes neither columns nor the key nor a table's name."""
     verb, noun = action.word, action.ahead(1)
     match verb:
         case "ADD":
@@ -217,7 +218,7 @@ def _keeps_columns(action: TokenReader) -> bool:
             return verb in _OPTIONS or noun == "=" or (verb, noun) == ("WITH", "VALIDATION")
 
 
-def _is_redefault(action: TokenReader) -> bool:
+def _is_default_change(action: TokenReader) -> bool:
     return action.word == "ALTER" and action.ahead(1) not in {"INDEX", "KEY", "CHECK", "CONSTRAINT"}
 
 
@@ -253,16 +254,16 @@ def act(table: AlteredTable, action: TokenReader) -> None:
             _rename(table, action)
     elif verb == "CONVERT" and action.skip("TO"):
         # Text types may become wider or binary; the types in the log are authoritative.
-        _loosen(table)
+        _forget_charsets(table)
     elif verb == "ALTER":
         action.skip("COLUMN")
-        _redefault(table, action)
+        _change_default(table, action)
     else:
         raise NotUnderstoodError
 
 
-def _redefault(table: AlteredTable, action: TokenReader) -> None:
-    """Apply `ALTER [COLUMN] name SET DEFAULT ...` or `DROP DEFAULT`: its default is unknown from then on."""
+def _change_default(table: AlteredTable, action: TokenReader) -> None:
+    """Apply `ALTER [COLUMN] name SET DEFAULT` or `DROP DEFAULT`; the default becomes unknown."""
     name = action.next().text.lower()
     for old, column in table.columns:
         current = table.changed.get(old, column)
@@ -272,7 +273,7 @@ def _redefault(table: AlteredTable, action: TokenReader) -> None:
 
 
 def _rename(table: AlteredTable, action: TokenReader) -> None:
-    _, old = _old(table, action)
+    _, old = _existing_column(table, action)
     if not action.skip("TO"):
         raise NotUnderstoodError
     name = action.name()
@@ -281,7 +282,7 @@ def _rename(table: AlteredTable, action: TokenReader) -> None:
         table.changed[old] = replace(current, name=name)
 
 
-def _loosen(table: AlteredTable) -> None:
+def _forget_charsets(table: AlteredTable) -> None:
     for name, column in table.columns:
         current = table.changed.get(name, column)
         if current.type.split("(")[0] in TEXTS:
@@ -306,7 +307,7 @@ def _add_action(table: AlteredTable, action: TokenReader) -> None:
 
 
 def add(table: AlteredTable, definition: TokenReader) -> None:
-    """Apply one item of CREATE TABLE's list, or after ADD: a column, a key, an index or a constraint.
+    """Apply an item of CREATE TABLE's list, or of ADD: a column, a key, an index or a constraint.
 
     Raises:
         NotUnderstoodError: Its effect is not certain.
@@ -370,12 +371,12 @@ def _drop(table: AlteredTable, action: TokenReader) -> None:
             table.loses_key = True
     elif not _is_period(action):
         action.skip("COLUMN")
-        _, old = _old(table, action)
+        _, old = _existing_column(table, action)
         if old is not None:
             table.dropped.add(old)
 
 
-def _old(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
+def _existing_column(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
     """Read the name of an existing column; return it as written, and as the table spells it.
 
     The second is None if the column does not exist and `IF EXISTS` allows that.
@@ -389,7 +390,7 @@ def _old(table: AlteredTable, action: TokenReader) -> tuple[str, str | None]:
 
 def _change(table: AlteredTable, action: TokenReader, *, renames: bool) -> None:
     action.skip("COLUMN")
-    written, old = _old(table, action)
+    written, old = _existing_column(table, action)
     if old is None:
         return
     # MODIFY also changes the name's case to that in the statement.
@@ -479,7 +480,10 @@ def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> Colum
 
 
 def _is_rounded(type_: str, text: str | None) -> bool:
-    """Return whether the server may have another value than a statement says: it rounds fractions, and completes years."""
+    """Return whether the server may have another value than a statement says.
+
+    It rounds fractions, and completes years.
+    """
     name = type_.partition("(")[0].partition(" ")[0]
     if text is None:
         return False
@@ -489,7 +493,10 @@ def _is_rounded(type_: str, text: str | None) -> bool:
 
 
 def _constant(definition: TokenReader) -> ColumnDefault | None:
-    """Return the constant that comes next, without reading it; None if it is something else, or its meaning is not certain."""
+    """Return the constant that comes next, without reading it.
+
+    None if something else comes next, or the meaning of the constant is not certain.
+    """
     if definition.word == "NULL":
         return NULL
     if definition.word in {"TRUE", "FALSE"}:

@@ -60,7 +60,8 @@ SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 _SECONDS = 30.0
 _COLUMNS = """
     SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type,
-        CHARACTER_SET_NAME AS charset, COLUMN_DEFAULT AS value, IS_NULLABLE AS nullable, EXTRA AS extra
+        CHARACTER_SET_NAME AS charset, COLUMN_DEFAULT AS value, IS_NULLABLE AS nullable, \
+EXTRA AS extra
     FROM information_schema.COLUMNS WHERE {which} ORDER BY ORDINAL_POSITION
 """
 _KEYS = """
@@ -76,8 +77,8 @@ _TABLE_DETAILS = """
     SELECT ENGINE AS engine, TABLE_COLLATION AS collation
     FROM information_schema.TABLES WHERE {which}
 """
-_OF_USERS = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
-_ONE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+_USER_TABLES = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
+_ONE_TABLE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
 _REDEFINES = {DdlEffect.DEFINES, DdlEffect.DROPS}
 _FATES: Mapping[DdlEffect, TableFate] = {
     DdlEffect.DROPS: "dropped",
@@ -85,8 +86,8 @@ _FATES: Mapping[DdlEffect, TableFate] = {
     DdlEffect.DEFINES: "kept",
 }
 _ADVICE = (
-    "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes every"
-    " table from then on"
+    "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes"
+    " every table from then on"
 )
 
 
@@ -126,9 +127,9 @@ class MysqlCatalog:
         self._registry = registry
         self._forms = forms
         self._reader_id = reader_id
-        self._now: dict[Name, _Table] = {}
-        self._looked: BinlogPosition | None = None
-        self._ahead: list[tuple[BinlogPosition, TableChange]] = []
+        self._current: dict[Name, _Table] = {}
+        self._scanned_until: BinlogPosition | None = None
+        self._redefinitions: list[tuple[BinlogPosition, TableChange]] = []
         self._fold: bool | None = None
         self._tables: Definitions = {
             name_of(key): parse_definition(text)
@@ -162,7 +163,7 @@ class MysqlCatalog:
             and not (charsets and lacks_charsets(definition))
         ):
             return definition
-        answer = self._vouched_for(db, table, types, position)
+        answer = self._table_if_unchanged(db, table, types, position)
         if isinstance(answer, CatalogTable):
             self._tables[db, table] = answer
             self._note({(db, table)}, position)
@@ -176,7 +177,7 @@ class MysqlCatalog:
         columns: Collection[str],
         position: Position,
     ) -> CatalogTable | Unknown:
-        """Return a table with the defaults that its columns had at `position`, or why they are not certain.
+        """Return a table with the defaults of its columns at `position`, or why they are uncertain.
 
         Args:
             db: Its database.
@@ -193,7 +194,7 @@ class MysqlCatalog:
             and not lacks_defaults(definition, columns)
         ):
             return definition
-        answer = self._vouched_for(db, table, types, position)
+        answer = self._table_if_unchanged(db, table, types, position)
         if isinstance(answer, Unknown):
             return answer
         self._tables[db, table] = answer
@@ -201,7 +202,9 @@ class MysqlCatalog:
         return answer
 
     def statement(self, db: str, sql: str, position: Position) -> Collection[Name]:
-        """Apply a statement in the log that may define tables; store the changed definitions, and what it does to columns.
+        """Apply a statement in the log that may define tables.
+
+        Stores the changed definitions, and what the statement does to columns.
 
         Returns:
             The tables that may have other columns since.
@@ -210,7 +213,7 @@ class MysqlCatalog:
         fold = self._folds()
         touched = apply(self._tables, sql, db, fold=fold)
         for name in touched:
-            self._now.pop(name, None)
+            self._current.pop(name, None)
         if touched:
             self._note(touched, position)
         fates = [
@@ -244,7 +247,7 @@ class MysqlCatalog:
             self._fold = _folds(self._server, _SECONDS)
         return self._fold
 
-    def _vouched_for(
+    def _table_if_unchanged(
         self, db: str, table: str, types: tuple[str, ...], position: BinlogPosition
     ) -> CatalogTable | Unknown:
         """Return a table from the current catalog, if it certainly was the same at `position`."""
@@ -271,33 +274,33 @@ class MysqlCatalog:
 
     def _find(self, db: str, table: str) -> _Table | None:
         """Return a table from the current catalog; the first call reads all tables."""
-        if not self._now:
-            self._now = read_tables(self._server, _SECONDS)
-        if (db, table) not in self._now:
-            self._now |= read_tables(self._server, _SECONDS, (db, table))
-        return self._now.get((db, table))
+        if not self._current:
+            self._current = read_tables(self._server, _SECONDS)
+        if (db, table) not in self._current:
+            self._current |= read_tables(self._server, _SECONDS, (db, table))
+        return self._current.get((db, table))
 
     def _changed(
         self, db: str, table: str, after: BinlogPosition, until: BinlogPosition
     ) -> BinlogPosition | None:
         """Return where the table was first redefined between two positions; None if it was not."""
-        begin = after if self._looked is None else max(after, self._looked)
+        begin = after if self._scanned_until is None else max(after, self._scanned_until)
         if begin < until:
             self._scan_log(begin, until)
         return next(
             (
                 position
-                for position, change in self._ahead
+                for position, change in self._redefinitions
                 if after < position <= until and change.concerns(db, table)
             ),
             None,
         )
 
     def _scan_log(self, begin: BinlogPosition, until: BinlogPosition) -> None:
-        self._ahead += statements_between(
+        self._redefinitions += statements_between(
             self._server, begin, until, self._reader_id, fold=self._folds()
         )
-        self._looked = until
+        self._scanned_until = until
 
 
 def _folds(server: MysqlSourceServer, seconds: float) -> bool:
@@ -315,7 +318,7 @@ def statements_between(
     *,
     fold: bool,
 ) -> list[tuple[BinlogPosition, TableChange]]:
-    """Return the tables that statements redefine between two positions, each with the statement's end.
+    """Return the tables redefined between two positions, each with the end of the statement.
 
     Args:
         server: The server.
@@ -348,7 +351,7 @@ def statements_between(
 def definitions_now(
     server: MysqlSourceServer, start: BinlogPosition, reader_id: int, seconds: float
 ) -> dict[str, str]:
-    """Return the definitions of all tables that have not changed since `start`, as texts by `key_of`."""
+    """Return the definitions of all tables unchanged since `start`, as texts by `key_of`."""
     current = read_tables(server, seconds)
     if not current:
         return {}
@@ -375,7 +378,7 @@ def read_tables(
     server: MysqlSourceServer, seconds: float, only: Name | None = None
 ) -> dict[Name, _Table]:
     """Return all user tables, or only one, from the current catalog."""
-    which, parameters = (_OF_USERS, SYSTEM_DATABASES) if only is None else (_ONE, only)
+    which, parameters = (_USER_TABLES, SYSTEM_DATABASES) if only is None else (_ONE_TABLE, only)
     with server.query(seconds) as session:
         columns = session.rows(_COLUMNS.format(which=which), *parameters)
         keys = session.rows(_KEYS.format(which=which), *parameters)
@@ -407,8 +410,8 @@ def table_details(session: MysqlSession, where: str, table: str) -> TableDetails
         SourceMisconfigured: There is no such table.
     """
     name = table.split(".", 1)
-    columns = session.rows(_DETAILS.format(which=_ONE), *name)
-    of_table = session.rows(_TABLE_DETAILS.format(which=_ONE), *name)
+    columns = session.rows(_DETAILS.format(which=_ONE_TABLE), *name)
+    of_table = session.rows(_TABLE_DETAILS.format(which=_ONE_TABLE), *name)
     if not columns or not of_table:
         raise SourceMisconfigured(f"{where}: there is no table {table}")
     # MariaDB writes defaults as expressions; a column without a default has the expression NULL.

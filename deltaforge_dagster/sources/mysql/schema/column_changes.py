@@ -30,7 +30,7 @@ _NO_COLUMNS = {
 def column_changes(
     sql: str, database: str, *, fold: bool, forms: ValueForms = LABEL_FORMS
 ) -> tuple[Name, ColumnChanges] | None:
-    """Return the table that a statement alters, and what it does to the columns; None if it alters no table.
+    """Return the table that a statement alters, and its effect on columns; None if it alters none.
 
     Args:
         sql: The statement (`QueryEvent.sql`).

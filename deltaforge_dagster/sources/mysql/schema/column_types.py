@@ -52,9 +52,9 @@ _SYNONYMS = {
     "float4": "float", "float8": "double", "character": "char", "nchar": "char",
     "nvarchar": "varchar", "varcharacter": "varchar",
 }  # fmt: skip
-_KNOWN = {
-    "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real", "bit",
-    "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
+_TYPE_NAMES = {
+    "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real",
+    "bit", "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
     "vector", "uuid", "inet4", "inet6",
 } | TEXTS | GEOMETRIES  # fmt: skip
 _SIZED = {"decimal": "10,0", "bit": "1", "datetime": "0", "timestamp": "0", "time": "0"}
@@ -99,7 +99,7 @@ def _type_name(reader: TokenReader) -> str:
         reader.skip_any("VARCHAR", "VARBINARY", "CHAR", "CHARACTER", "VARYING")
         return ANY_TEXT
     name = _SYNONYMS.get(word, word)
-    if name not in _KNOWN:
+    if name not in _TYPE_NAMES:
         raise NotUnderstoodError
     if name == "double":
         reader.skip("PRECISION")
@@ -189,10 +189,10 @@ def _comparable(column_type: str) -> str:
     if name in GEOMETRIES:
         return "geometry"
     # The log distinguishes text and bytes only by the character set, so they count as equal here.
-    return _IN_THE_LOG.get(name, name.replace("blob", "text"))
+    return _LOGGED_TYPES.get(name, name.replace("blob", "text"))
 
 
-_IN_THE_LOG = {
+_LOGGED_TYPES = {
     "binary": "char", "varbinary": "varchar", "uuid": "char", "inet4": "char", "inet6": "char",
 }  # fmt: skip
 
@@ -240,7 +240,9 @@ def described_type(
     return value_type(log_type, collation, unsigned="unsigned" in rest.split(), forms=forms)
 
 
-def _log_type(name: str, first: int, second: int, width: int, labels: int) -> LogType | None:  # noqa: C901, PLR0911, PLR0912 - one case per type
+def _log_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
+    name: str, first: int, second: int, width: int, labels: int
+) -> LogType | None:
     if name in {"timestamp", "datetime", "time"}:
         return LogType(_CODES[name], first)
     if name in _CODES:

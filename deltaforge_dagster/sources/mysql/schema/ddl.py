@@ -1,4 +1,7 @@
-"""Find the tables that a statement in the log makes, redefines, drops or empties, without their definitions."""
+"""Find the tables that a statement in the log makes, redefines, drops or empties.
+
+It does without their definitions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class DdlEffect(Enum):
     DROPS = "drops"
     """Drops it, or gives it another name: earlier rows belong to another table than later ones."""
     MAKES = "makes"
-    """Creates it, if it does not exist already: rows before belong to an earlier table, which another statement has dropped."""
+    """Creates it, unless it exists: earlier rows are of a table that another statement dropped."""
     EMPTIES = "empties"
     """Deletes its rows, without row events in the log."""
 

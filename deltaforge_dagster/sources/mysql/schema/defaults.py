@@ -57,7 +57,7 @@ _ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
 _ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
 _BITS = re.compile(r"b'([01]+)'")
-_WHOLE = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?")
 _TIME = re.compile(r"(-?\d{2,3}:\d\d:\d\d)(?:\.(\d{1,6}))?")
@@ -77,7 +77,7 @@ _TEXT_KINDS = {UTF_8_TEXT, SINGLE_TEXT, MULTI_TEXT, UTF_16_TEXT, UTF_32_TEXT}
 def catalog_default(
     value: str | None, *, type_: str, nullable: bool, extra: str, is_mariadb: bool
 ) -> ColumnDefault | None:
-    """Return the default of a column as the catalog shows it; None if it is not a constant, or not certain.
+    """Return the default that the catalog shows; None if it is not a constant, or not certain.
 
     Args:
         value: `COLUMN_DEFAULT`: the constant itself; on MariaDB an expression, which may be `NULL`.
@@ -104,7 +104,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def implicit_default(type_: str) -> ColumnDefault | None:
-    """Return what the server puts into a NOT NULL column without default; None if that is not certain.
+    """Return what the server puts into a NOT NULL column without default; None if uncertain.
 
     Args:
         type_: `COLUMN_TYPE`.
@@ -139,7 +139,7 @@ def default_json(  # noqa: PLR0911 - one case per type
     if type_.name in {"enum", "set"}:
         return _labels_json(text, type_, labels)
     if kind in {SIGNED, UNSIGNED, YEAR}:
-        return str(int(text)) if _WHOLE.fullmatch(text) else None
+        return str(int(text)) if _INTEGER.fullmatch(text) else None
     if kind == BIT:
         bits = _BITS.fullmatch(text)
         return None if bits is None else str(int(bits[1], 2))
@@ -149,7 +149,9 @@ def default_json(  # noqa: PLR0911 - one case per type
         return _moment_json(text, kind)
     if kind in _TEXT_KINDS:
         # The log has no blanks at the end of a CHAR.
-        return json.dumps(text.rstrip(" ") if type_.name.startswith("char") else text, ensure_ascii=False)  # fmt: skip
+        return json.dumps(
+            text.rstrip(" ") if type_.name.startswith("char") else text, ensure_ascii=False
+        )
     return None
 
 

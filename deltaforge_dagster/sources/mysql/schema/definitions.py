@@ -1,4 +1,4 @@
-"""Keep the definitions of all tables up to date by applying the DDL statements in the log, in log order.
+"""Keep the definitions of all tables up to date by applying the log's DDL statements in order.
 
 With MySQL's default settings the log has only the types of a table's columns; names, labels, the
 order of the names and the key must come from elsewhere. Here each statement is applied to the
@@ -67,7 +67,10 @@ def key_of(name: Name) -> str:
 
 
 def is_table(key: str) -> bool:
-    """Return whether a stored definition is a table's; earlier versions also stored renamed columns, under longer keys."""
+    """Return whether a stored definition is a table's.
+
+    Earlier versions also stored renamed columns, under longer keys.
+    """
     database_and_table = 2
     return len(json.loads(key)) == database_and_table
 
@@ -143,7 +146,7 @@ def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> 
         if reader.skip("TABLE"):
             _create(tables, reader, touched)
     elif reader.skip("DROP"):
-        _drop_something(tables, reader, touched)
+        _drop_statement(tables, reader, touched)
     elif reader.skip("RENAME"):
         if reader.skip("TABLE") or reader.skip("TABLES"):
             for old, new in renamed_tables(reader):
@@ -154,10 +157,10 @@ def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> 
             reader.skip("IF", "EXISTS")
             _alter(tables, reader, touched)
     elif reader.skip("SET", "STATEMENT"):
-        _set(tables, reader, touched)
+        _set_statement(tables, reader, touched)
 
 
-def _set(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+def _set_statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
     """Mark the tables of a `SET STATEMENT ... FOR` as touched, because its statement is not parsed.
 
     `sql_text.plain` removes the prefix, unless a SQL mode or a character set in it makes the
@@ -172,7 +175,7 @@ def _set(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
         raise NotUnderstoodError
 
 
-def _drop_something(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+def _drop_statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
     if reader.skip("TABLE") or reader.skip("TABLES"):
         for name in _names(reader, touched):
             tables.pop(name, None)

@@ -76,7 +76,7 @@ captured."""
 
 _NO_STAMP = SchemaStamp("", 0, 0)
 _MAX_MAPS = 4096
-"""The most TABLE_MAP events remembered at once; beyond that, all are forgotten and described again."""
+"""The most TABLE_MAP events remembered; beyond that, all are forgotten and described again."""
 
 
 class TableCatalog(Protocol):
@@ -112,7 +112,7 @@ class TableCatalog(Protocol):
         columns: Collection[str],
         position: Position,
     ) -> CatalogTable | Unknown:
-        """Return a table with the defaults that its columns had at `position`, or why they are not certain.
+        """Return a table with the defaults of its columns at `position`, or why they are uncertain.
 
         Args:
             db: Its database.
@@ -180,9 +180,9 @@ class MysqlTableVersions:
         self._catalog = catalog
         self._captures = captures
         self.server = UNKNOWN_SERVER
-        self._known: dict[Name, dict[_Described, int]] = {}
+        self._versions: dict[Name, dict[_Described, int]] = {}
         self._newest: dict[str, int] = {}
-        self._shown: dict[int, TableSchema] = {}
+        self._visible_schemas: dict[int, TableSchema] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
@@ -190,7 +190,7 @@ class MysqlTableVersions:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the TABLE_MAP events in force, because a statement or a new file may have changed tables."""
+        """Forget the TABLE_MAP events in force: a statement or new file may have changed tables."""
         self._mapped = 0
         self.maps = np.full((4 * _MAX_MAPS, MAP_WIDTH), -1, np.int64)
         self.map_texts = np.empty(0, np.uint8)
@@ -198,7 +198,7 @@ class MysqlTableVersions:
     def redefined(self, tables: Iterable[Name]) -> None:
         """Forget the versions of tables: equal TABLE_MAP events may mean other columns now."""
         for table in tables:
-            self._known.pop(table, None)
+            self._versions.pop(table, None)
 
     @property
     def captured(self) -> set[str]:
@@ -245,7 +245,7 @@ class MysqlTableVersions:
         if definition is not None:
             types = _types(described, definition, name, self._forms)
         key = (content[ID_SIZE:], self.server, definition, captured)
-        versions = self._known.setdefault((described.db, described.table), {})
+        versions = self._versions.setdefault((described.db, described.table), {})
         version = versions.get(key)
         if version is None:
             if definition is not None:
@@ -253,8 +253,10 @@ class MysqlTableVersions:
             else:
                 version = self._add_skipped(described, name, HELD if captured else 0)
             versions[key] = version
-        elif version in self._shown and self._newest.get(name) != version:
-            self._registry.register(self._shown[version], position)  # it is in force again
+        elif version in self._visible_schemas and self._newest.get(name) != version:
+            self._registry.register(
+                self._visible_schemas[version], position
+            )  # it is in force again
         self._newest[name] = version
         self._put_in_force(content, version)
 
@@ -294,10 +296,11 @@ class MysqlTableVersions:
             return
         why = f" ({answer.reason})" if isinstance(answer, Unknown) else ""
         reason = (
-            f"{name}: an insert lacks {', '.join(uncertain)} (binlog_row_image), and the default that the row has"
-            f" there is not certain{why}; set binlog_row_image=FULL on the server and in its sessions, release the hold"
-            " (deltaforge hold release ... --catalog), which leaves the column null in these rows, and then read the"
-            " table again: deltaforge resync"
+            f"{name}: an insert lacks {', '.join(uncertain)} (binlog_row_image), and the default"
+            f" that the row has there is not certain{why}; set binlog_row_image=FULL on the server"
+            " and in its sessions, release the hold (deltaforge hold release ... --catalog), which"
+            " leaves the column null in these rows, and then read the table again: deltaforge"
+            " resync"
         )
         self.hiding.refuse_to_hold(described.db, described.table, reason)
         self.held[f"{described.db}.{described.table}"] = reason
@@ -340,7 +343,7 @@ class MysqlTableVersions:
     def _known_columns(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | Unknown:
-        """Return a table's columns as the log describes them, with what it lacks from the catalog."""
+        """Return a table's columns as the log describes them, completed from the catalog."""
         logged = described.described
         fixed = self.server.is_mariadb and any(map(may_be_fixed, described.types))
         if logged is not None and not fixed and None not in described.unsigned:
@@ -403,7 +406,9 @@ class MysqlTableVersions:
             ),
             primary_key=tuple(name for name in names if name in definition.primary_key),
         )
-        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        shown = self._visible_schemas[len(self.schemas)] = self.hiding.add(
+            len(self.schemas), schema
+        )
         self.stamps.append(self._registry.register(shown, position))
         self.schemas.append(schema)
         in_key = [name in definition.primary_key for name in names]
@@ -498,7 +503,7 @@ class ColumnLayout:
         self._tables: dict[str, int] = {}
 
     def add(self, name: str, type_: MysqlValueType, labels: Sequence[str], *, is_key: bool) -> int:
-        """Add a column; return the most bytes that it adds to a row's JSON, as in `MysqlValueType.room`."""
+        """Add a column; return how much it adds to a row's JSON at most (`MysqlValueType.room`)."""
         start, end = self._add_text(json.dumps(name, ensure_ascii=False) + ":")
         first, second = type_.first, type_.second
         room = end - start + 1 + type_.room
@@ -511,7 +516,7 @@ class ColumnLayout:
         return room
 
     def set_defaults(self, first: int, texts: Sequence[str | None]) -> int:
-        """Set the defaults of consecutive columns, None for one that is not certain; return their size."""
+        """Set defaults of consecutive columns, None for an uncertain one; return their size."""
         size = 0
         for line, text in zip(self.columns[first : first + len(texts)], texts, strict=True):
             line[COLUMN_DEFAULT] = NO_DEFAULT

@@ -150,12 +150,12 @@ def plan(
 
 
 def _walk(session: MysqlSession, target: MysqlSnapshotTable, last: Chunk, step: int) -> str | None:
-    """Return the key of the row `step` rows after a chunk's start, as bound; None if there are fewer rows."""
+    """Return the key `step` rows after a chunk's start, as bound; None if there are fewer rows."""
     names = [part.column.name for part in target.key]
     where = " AND ".join(bounds(names, last)) or "TRUE"
     rows = session.texts(
-        f"SELECT {', '.join(expression(part.column) for part in target.key)} FROM {target.name}"  # noqa: S608 - quoted names, literals
-        f" FORCE INDEX (PRIMARY) WHERE {where}"
+        f"SELECT {', '.join(expression(part.column) for part in target.key)}"  # noqa: S608 - quoted
+        f" FROM {target.name} FORCE INDEX (PRIMARY) WHERE {where}"
         f" ORDER BY {', '.join(map(quoted, names))} LIMIT 1 OFFSET {step - 1:d}"
     )
     if not rows:

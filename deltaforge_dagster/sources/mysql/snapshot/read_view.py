@@ -44,7 +44,7 @@ class GtidReadView:
         )
 
     def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
-        """Mark the changes that the read may not have seen, including all of transactions without a GTID."""
+        """Mark changes that the read may not have seen; also all of transactions without GTID."""
         anonymous = pc.and_(
             pc.is_null(column_of(rows, "tx_id")), pc.is_valid(column_of(rows, "file"))
         )
@@ -94,7 +94,7 @@ class PositionReadView:
 
 
 def read_view(fields: Mapping[str, Any]) -> GtidReadView | PositionReadView | None:
-    """Parse a read view that `to_json` wrote; return None if it belongs to another kind of source."""
+    """Parse a read view that `to_json` wrote; return None if it is of another kind of source."""
     if "gtid_set" in fields:
         return GtidReadView(str(fields["gtid_set"]))
     if "file" in fields:

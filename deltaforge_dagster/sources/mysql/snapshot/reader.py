@@ -2,15 +2,15 @@
 
 A chunk is read by one unbuffered SELECT in a separate transaction. Its read view is:
 
-==========================  ==========================================================================
+==========================  ========================================================================
 server                      the transaction sees
-==========================  ==========================================================================
+==========================  ========================================================================
 MySQL, gtid_mode ON         everything in `gtid_executed` before it began, and perhaps more
 MySQL without GTIDs         the log up to its end while the table was locked against writes, which
                             takes only as long as it takes to begin the transaction
 MariaDB                     the log up to the position that the server reports
                             (`binlog_snapshot_position`)
-==========================  ==========================================================================
+==========================  ========================================================================
 
 The transaction's first statement on the table protects the table from being altered. Only then are
 its columns queried, and then the log's end, so that a statement that altered the table before is in
@@ -124,7 +124,10 @@ class MysqlSnapshots:
                 target = self.target(session, table)
                 _run(session, *SESSION)
                 if where is not None:
-                    session.texts(f"SELECT 1 FROM {target.name} WHERE ({where}) LIMIT 0")  # noqa: S608 - the user's own
+                    # The condition is the user's own.
+                    session.texts(
+                        f"SELECT 1 FROM {target.name} WHERE ({where}) LIMIT 0"  # noqa: S608
+                    )
                 yield from chunks.plan(session, target, chunk_rows, where)
 
     @contextmanager
@@ -137,7 +140,7 @@ class MysqlSnapshots:
             reader.close()
 
     def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:
-        """Check that the log can be read, and that the server retains it for as long as the snapshot may take."""
+        """Check that the log can be read, and is kept for as long as the snapshot may take."""
         chosen = self._tables(tables)
         findings: list[Finding] = []
         size = 0
@@ -178,7 +181,7 @@ class MysqlSnapshots:
         except PositionLost as lost:
             return [Finding("position", "error", str(lost))]
         except DeltaforgeError:
-            pass  # the server cannot be reached now, or a failover is under way; the caller checks again later
+            pass  # the server is unreachable, or failing over; the caller checks again later
         return []
 
     def target(self, session: MysqlSession, table: str) -> chunks.MysqlSnapshotTable:
@@ -192,7 +195,8 @@ class MysqlSnapshots:
         described = session.rows(_COLUMNS, db, name)
         if not described:
             raise SourceMisconfigured(
-                f"{self.server.where}: there is no table {table}, or not for user {self.server.user!r}"
+                f"{self.server.where}: there is no table {table}, or not for user"
+                f" {self.server.user!r}"
             )
         key = session.rows(_KEY, db, name)
         key_names = {row["name"] for row in key}
@@ -259,7 +263,7 @@ class MysqlReader:
         self._gtids = False
         self._busy = False
 
-    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - the read view suffices
+    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - read view suffices
         """Begin to read a chunk; see `sources.snapshot.base.ChunkReader`."""
         server = self._snapshots.server
         if self._busy:  # the rows of the chunk before were not read to their end
@@ -279,7 +283,8 @@ class MysqlReader:
         """Close the connection; the next chunk opens another."""
         connection, self._connection, self._busy = self._connection, None, False
         if connection is not None and connection.open:
-            connection._force_close()  # noqa: SLF001 - COM_QUIT cannot be sent while rows are pending
+            # COM_QUIT cannot be sent while rows are pending.
+            connection._force_close()  # noqa: SLF001
 
     def _connected(self) -> pymysql.Connection:
         if self._connection is None:
@@ -325,8 +330,8 @@ class MysqlReader:
             conditions.append(f"({chunk.where})")
         answer = send_query(
             connection,
-            f"SELECT {', '.join(selected.expressions)} FROM {target.name}{index}"  # noqa: S608 - quoted names, literals
-            f" WHERE {' AND '.join(conditions) or 'TRUE'}",
+            f"SELECT {', '.join(selected.expressions)}"  # noqa: S608 - quoted names, literals
+            f" FROM {target.name}{index} WHERE {' AND '.join(conditions) or 'TRUE'}",
         )
         return ChunkRead(rows.table, read_view, position, self._batches(answer, selected, rows))
 
@@ -377,7 +382,10 @@ class MysqlReader:
                 raise PermissionMissing(
                     f"{server.where}: user {server.user!r} may not lock {table}, which a snapshot"
                     " needs on a server without GTIDs",
-                    remedy=f"GRANT LOCK TABLES, SELECT ON {table.split('.', maxsplit=1)[0]}.* TO {session.account}",
+                    remedy=(
+                        f"GRANT LOCK TABLES, SELECT ON {table.split('.', maxsplit=1)[0]}.*"
+                        f" TO {session.account}"
+                    ),
                 ) from error
             yield session
             _run(session, "UNLOCK TABLES")

@@ -42,10 +42,10 @@ packet is not a row.
 """
 
 WHY, AT, LINES = range(3)
-"""Fields of `state`: why `split_rows` stopped, offset of the next packet, used lines of `bounds`."""
+"""Fields of `state`: why `split_rows` stopped, offset of the next packet, used `bounds` lines."""
 
 _MAX_VALUES = 1 << 20
-_AHEAD = 1 << 16
+_READ_AHEAD_BYTES = 1 << 16
 """Bytes: more than PyMySQL's buffered socket file reads ahead, less than a read buffer."""
 
 
@@ -65,7 +65,10 @@ class Rows:
 
 @kernel
 def split_row(source: Bytes, at: int, end: int, columns: int, bounds: Longs, line: int) -> bool:
-    """Store start and end of a row's values in `bounds`, from `line` on; return whether the bytes are a row."""
+    """Store start and end of a row's values in `bounds`; return whether the bytes are a row.
+
+    The first value is stored on line `line`.
+    """
     for column in range(columns):
         if at >= end:
             return False
@@ -143,7 +146,7 @@ def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]
     Raises:
         pymysql.MySQLError: The server refused the statement, or, from the iterator, ended it.
     """
-    connection._execute_command(COMMAND.COM_QUERY, statement)  # noqa: SLF001 - PyMySQL has no other way
+    connection._execute_command(COMMAND.COM_QUERY, statement)  # noqa: SLF001 - the only way
     result = MySQLResult(connection)
     result.init_unbuffered_query()
     result.unbuffered_active = False  # from here on this module reads the rows
@@ -153,7 +156,7 @@ def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]
 def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
     sock = connection._sock  # noqa: SLF001 - as above
     # While reading the description of the result, PyMySQL may have read the first rows ahead.
-    ahead = connection._rfile.read1(_AHEAD)  # noqa: SLF001 - as above
+    ahead = connection._rfile.read1(_READ_AHEAD_BYTES)  # noqa: SLF001 - as above
 
     def receive(room: memoryview, _seconds: float) -> int:
         nonlocal ahead

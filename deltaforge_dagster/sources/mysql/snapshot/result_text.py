@@ -6,7 +6,7 @@ are selected.
 
 Each cell of a result has one line in `bounds`, row after row of the result::
 
-    bounds[n] = (start, end)    the text of column n % columns in row n // columns is source[start:end]
+    bounds[n] = (start, end)    text of column n % columns in row n // columns: source[start:end]
                 (-1, ..)        the value is null
 """
 
@@ -163,7 +163,7 @@ def _pair(source: Bytes, at: int) -> int:
 
 @kernel
 def _write_micros(source: Bytes, start: int, end: int, out: Bytes, offset: int) -> int:
-    """Write the text `YYYY-MM-DD hh:mm:ss.ffffff` as microseconds since 1970; 0 for the zero date."""
+    """Write `YYYY-MM-DD hh:mm:ss.ffffff` as microseconds since 1970; 0 for the zero date."""
     if end - start < 19:
         return INVALID
     year = _pair(source, start) * 100 + _pair(source, start + 2)
@@ -199,7 +199,7 @@ def _write_cell(
     offset: int,
     stack: Bytes,
 ) -> int:
-    """Write one value as JSON by the kind of its column; return the offset after it, or `INVALID`."""
+    """Write one value as JSON, by its column's kind; return the offset after it, or `INVALID`."""
     kind, first, second = column[COLUMN_KIND], column[COLUMN_FIRST], column[COLUMN_SECOND]
     if kind == SIGNED:
         return _write_number(source, start, end, out, offset)

@@ -88,7 +88,7 @@ class MysqlSelectedRows:
         self.expressions = tuple(expression(column) for column in columns)
 
     def write(self, rows: Rows) -> tuple[pa.Array[Any], pa.Array[Any]]:
-        """Return the rows' images as in `after` of the change frame, and their keys; null without a key.
+        """Return the rows' images, as in `after` of the change frame, and keys; null without a key.
 
         Raises:
             CorruptLog: A value does not match its type, as if session or statement were wrong.
@@ -132,7 +132,7 @@ class MysqlSelectedRows:
         )
 
     def _with_floats(self, rows: Rows) -> tuple[Bytes, Longs]:
-        """Return source and bounds for the kernel, with floating point texts replaced by IEEE 754 bytes."""
+        """Return source and bounds for the kernel, with floating point texts as IEEE 754 bytes."""
         source, bounds, count = rows.source, rows.bounds, len(self._columns)
         for index, column in enumerate(self._columns):
             if column.type.kind != FLOAT:

@@ -106,7 +106,10 @@ def open_dump(
 
 
 def _is_mariadb(server: MysqlSourceServer, gtids: str, seconds: float) -> bool:
-    """Return whether the server is MariaDB: by the notation of the GTIDs, or, if empty, by asking the server."""
+    """Return whether the server is MariaDB, by the notation of the GTIDs.
+
+    Without GTIDs, the server is asked.
+    """
     if gtids:
         return is_of_mariadb(gtids)
     with server.query(seconds) as session:
@@ -114,7 +117,7 @@ def _is_mariadb(server: MysqlSourceServer, gtids: str, seconds: float) -> bool:
 
 
 def refusal(server: MysqlSourceServer, packet: bytes) -> DeltaforgeError:
-    """Return the error for a packet that is not an event: the end of the stream, or an error packet.
+    """Return the error for a packet that is no event: the end of the stream, or an error packet.
 
     ERR packet: `0xFF | Int16 number | '#' | Byte5 state | text`.
     """

@@ -32,7 +32,7 @@ from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuff
 _CONTINUED = b"\xff\xff\xff"
 _EVENT = 0x00
 _ERROR = 0xFF
-_STEERING = {binlog.ROTATE, binlog.FORMAT_DESCRIPTION}
+_FILE_EVENTS = {binlog.ROTATE, binlog.FORMAT_DESCRIPTION}
 LOOKED_INTO = frozenset(
     {
         binlog.QUERY,
@@ -92,7 +92,7 @@ class LogScan:
     ) -> None:
         self.log_bytes = 0
         self.server = binlog.UNKNOWN_SERVER
-        self._kinds = {*kinds, *_STEERING}
+        self._kinds = {*kinds, *_FILE_EVENTS}
         self._source = server
         self._stream = open_dump(server, start, reader_id, seconds, follow=False)
         self._file = start.file
@@ -128,7 +128,7 @@ class LogScan:
             at = 0
             while (end := _packet_end(buffer, at)) is not None:
                 self.log_bytes += end - at - PACKET_HEADER
-                packet = self._whole(memoryview(buffer.data)[at:end])
+                packet = self._completed_event(memoryview(buffer.data)[at:end])
                 at = end
                 if packet is None:
                     continue
@@ -140,14 +140,14 @@ class LogScan:
                 packet.release()
             buffer.drop(at)
 
-    def _whole(self, packet: memoryview) -> memoryview | None:
+    def _completed_event(self, packet: memoryview) -> memoryview | None:
         """Return the content of an event that this packet completes; None if more packets follow.
 
         Of an event whose type is not looked into, only the first packet's content is returned.
         """
         content, more = packet[PACKET_HEADER:], packet[:3] == _CONTINUED
         if self._parts:
-            if self._wants(self._parts[0]):
+            if self._is_looked_into(self._parts[0]):
                 self._parts.append(bytes(content))
             content = memoryview(b"" if more else b"".join(self._parts))
         elif more:
@@ -156,7 +156,7 @@ class LogScan:
             self._parts = []
         return None if more else content
 
-    def _wants(self, packet: bytes) -> bool:
+    def _is_looked_into(self, packet: bytes) -> bool:
         """Return whether the event at the start of this packet's content is looked into."""
         # A status byte comes before the event, whose type is its fifth byte.
         return len(packet) > 5 and packet[5] in self._kinds

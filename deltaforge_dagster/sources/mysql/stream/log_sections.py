@@ -174,7 +174,10 @@ class BinlogSection:
 
 
 class Remembering:
-    """Catalog and registry of a section planner: passes requests on to the source's, and records the answers."""
+    """Catalog and registry of a section planner.
+
+    Passes requests on to the source's, and records the answers.
+    """
 
     def __init__(self, catalog: TableCatalog, registry: SourceNotes, tables: SectionTables) -> None:
         self._catalog = catalog
@@ -232,9 +235,10 @@ def plan_sections(
     log_bytes: Callable[[], int],
     server: str,
 ) -> Generator[BinlogSection | None]:
-    """Yield consecutive log sections from `start` on, each with captured changes; None while searching.
+    """Yield consecutive log sections from `start` on, each with captured changes.
 
-    The last section ends at the log's current end, or before an event that no section may contain.
+    Yields None while searching. The last section ends at the log's current end, or before an event
+    that no section may contain.
 
     Args:
         stream: A dump that begins at `start` and ends at the log's end; it is closed here.
@@ -289,10 +293,10 @@ def plan_sections(
             yield section(candidate)
 
 
-_AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
+_HANDLED_STOPS = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
 
 
-class _Passed(NonRowEvents):
+class _PlannerEvents(NonRowEvents):
     """Handles non-row events of files, tables and transactions for the planner; others end it."""
 
     def act(self, stop: int, source: Bytes) -> None:
@@ -302,11 +306,11 @@ class _Passed(NonRowEvents):
             UnsupportedEvent: The log from here on cannot be decoded as a separate section.
         """
         state = self._state
-        if stop in _AS_A_DECODER:
+        if stop in _HANDLED_STOPS:
             super().act(stop, source)
         elif stop == PAYLOAD:  # the rest of a transaction, which counts as captured
             state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
-            self._found.commit()
+            self._assembler.commit()
         elif stop == PARTIAL:
             state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
         else:
@@ -326,7 +330,7 @@ class SectionPlanner(MysqlDecoder):
     ends it, as `DecodedBinlog.error`. The sequential reader continues from there.
     """
 
-    _non_row_events = _Passed
+    _non_row_events = _PlannerEvents
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

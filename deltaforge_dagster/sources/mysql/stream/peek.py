@@ -34,7 +34,7 @@ def has_changes(
         if server_log.is_lost_here(session, server.where, start, settings):
             return True  # a run knows whether this is the server that was read
         head = server_log.tail(session, server.where, gtids=settings.gtids)
-    if not _moved(head, start):
+    if not _has_grown(head, start):
         return False
     deadline = time.monotonic() + _PEEK_SECONDS
     with LogScan(server, start, server_id(source_id, "peek"), _PEEK_SECONDS) as scan:
@@ -46,7 +46,7 @@ def has_changes(
     return False
 
 
-def _moved(head: BinlogPosition, start: BinlogPosition) -> bool:
+def _has_grown(head: BinlogPosition, start: BinlogPosition) -> bool:
     """Return whether the log has grown since `start`."""
     if start.gtid_set is not None:
         return head.gtid_set != start.gtid_set

@@ -1,4 +1,4 @@
-"""XA transactions: their rows are delivered when they are committed, perhaps long after they were logged.
+"""XA transactions: their rows are delivered at the commit, perhaps long after they were logged.
 
 XA PREPARE logs the rows, as a separate transaction. A later XA COMMIT or XA ROLLBACK decides about
 them; both name the XA transaction by its xid. `PreparedRows` keeps the events of prepared
@@ -46,7 +46,7 @@ class FindsPrepared(Protocol):
     """Finds the rows of prepared transactions that are not in memory."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Yield the TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
+        """Yield TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
 
         Raises:
             PositionLost: The transaction is no longer in the log.
@@ -76,7 +76,7 @@ class PreparedRows:
     def __init__(self) -> None:
         self._open: list[bytes] = []
         self._open_bytes = 0
-        self._known: dict[Xid, list[bytes]] = {}
+        self._prepared: dict[Xid, list[bytes]] = {}
         self._bytes = 0
 
     def begin(self) -> None:
@@ -92,22 +92,22 @@ class PreparedRows:
             self._open = []
 
     def prepare(self, xid: Xid) -> None:
-        """Store the events of the transaction that was read as `xid`, if there is room for all of them."""
+        """Store the events of the transaction that was read as `xid`, if there is room for all."""
         self.forget(xid)
         if self._bytes + self._open_bytes <= MAX_KEPT_BYTES:
-            self._known[xid] = self._open
+            self._prepared[xid] = self._open
             self._bytes += self._open_bytes
         self.begin()
 
     def pop(self, xid: Xid) -> list[bytes] | None:
         """Remove and return the events of a transaction; None if they are not in memory."""
-        kept = self._known.get(xid)
+        kept = self._prepared.get(xid)
         self.forget(xid)
         return kept
 
     def forget(self, xid: Xid) -> None:
         """Remove the events of a transaction."""
-        self._bytes -= sum(map(len, self._known.pop(xid, ())))
+        self._bytes -= sum(map(len, self._prepared.pop(xid, ())))
 
 
 class PreparedLog:
@@ -123,7 +123,7 @@ class PreparedLog:
         self._reader_id = reader_id
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Yield the TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
+        """Yield TABLE_MAP and rows events of the last transaction prepared as `xid` before `until`.
 
         Searches one log file after the other, the newest first. Events are yielded in blocks of
         about 4 MiB.
@@ -140,8 +140,8 @@ class PreparedLog:
                 yield from _blocks(self._events(begin))
                 return
         raise PositionLost(
-            f"{self._server.where}: the log no longer has the rows of the XA transaction {xid}, which"
-            f" was committed before {until.file}:{until.pos}. Re-snapshot required"
+            f"{self._server.where}: the log no longer has the rows of the XA transaction {xid},"
+            f" which was committed before {until.file}:{until.pos}. Re-snapshot required"
         )
 
     def _find(

@@ -16,7 +16,10 @@ from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 
 class StreamProgress:
-    """The position of one reader that began at `start`; must be told of every transaction of the log."""
+    """The position of one reader that began at `start`.
+
+    It must be told of every transaction of the log.
+    """
 
     def __init__(self, start: BinlogPosition) -> None:
         self._text = start.gtid_set
@@ -38,7 +41,7 @@ class StreamProgress:
         return BinlogPosition(file, pos, self._text)
 
     def within(self, file: str, pos: int) -> BinlogPosition:
-        """Return a file position, inside or between transactions, with the GTIDs of those that have ended."""
+        """Return a position inside or between transactions, with the GTIDs of those that ended."""
         return BinlogPosition(file, pos, self._text)
 
     def _add(self, run: GtidRun) -> None:

@@ -99,7 +99,7 @@ def _upper(characters: str, first: int = 0x80) -> dict[bytes, str]:
     }
 
 
-def _none(codes: str) -> dict[bytes, str]:
+def _without_character(codes: str) -> dict[bytes, str]:
     """Return `Charset.changes` for codes without a character, given in hexadecimal."""
     return {bytes.fromhex(code): "" for code in codes.split()}
 
@@ -159,15 +159,16 @@ _EUCJPMS = {
     b"\x8f\xa2\xc3": "\uffe4",
 }
 _BIG5 = {
-    **_none("a15a a1c3 a1c5 a1fe a240 a2cc a2ce"),
+    **_without_character("a15a a1c3 a1c5 a1fe a240 a2cc a2ce"),
     **{bytes([0xF9, 0xD6 + index]): c for index, c in enumerate("碁銹裏墻恒粧嫺")},
 }
 _ARMSCII8 = _upper(
-    "❁§։)(»«—.՝,-՟…՜՛՞ԱաԲբԳգԴդԵեԶզԷէԸըԹթԺժԻիԼլԽխԾծԿկՀհՁձՂղՃճՄմՅյՆնՇշՈոՉչՊպՋջՌռՍսՎվՏտՐրՑցՒւՓփՔքՕօՖֆ\u2019'",  # noqa: RUF001 - as the server has them
+    "❁§։)(»«—.՝,-՟…՜՛՞ԱաԲբԳգԴդԵեԶզԷէԸըԹթԺժԻիԼլԽխ"  # noqa: RUF001 - as the server has them
+    "ԾծԿկՀհՁձՂղՃճՄմՅյՆնՇշՈոՉչՊպՋջՌռՍսՎվՏտՐրՑցՒւՓփՔքՕօՖֆ\u2019'",
     0xA1,
 )
 _DEC8 = {
-    **_none("a4 a6 ac ad ae af b4 b8 be d0 de f0 fe ff"),
+    **_without_character("a4 a6 ac ad ae af b4 b8 be d0 de f0 fe ff"),
     b"\xa8": "¤",
     b"\xd7": "Œ",
     b"\xdd": "Ÿ",
@@ -175,14 +176,14 @@ _DEC8 = {
     b"\xfd": "ÿ",
 }
 _GEOSTD8 = {
-    **_none("81 83 88 8a 8c 8d 8e 8f 90 98 99 9a 9c 9d 9e 9f fe ff"),
-    **_none("e6 e7 e8 e9 ea eb ec ed ee ef f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc"),
+    **_without_character("81 83 88 8a 8c 8d 8e 8f 90 98 99 9a 9c 9d 9e 9f fe ff"),
+    **_without_character("e6 e7 e8 e9 ea eb ec ed ee ef f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc"),
     **_upper("აბგდევზჱთიკლმნჲოპჟრსტჳუფქღყშჩცძწჭხჴჯჰჵ", 0xC0),
     b"\xfd": "№",
 }
 _KEYBCS2 = _upper(
-    "ČüéďäĎŤčěĚĹÍľĺÄÁÉžŽôöÓůÚýÖÜŠĽÝŘťáíóúňŇŮÔšřŕŔ¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀"
-    "αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\xa0"
+    "ČüéďäĎŤčěĚĹÍľĺÄÁÉžŽôöÓůÚýÖÜŠĽÝŘťáíóúňŇŮÔšřŕŔ¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪"
+    "┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\xa0"
 )
 _SWE7 = dict(zip(map(bytes, zip(b"@[\\]^`{|}~\x7f")), (*"ÉÄÖÅÜéäöåü", "")))  # noqa: B905
 
@@ -218,14 +219,18 @@ _COLLATIONS: dict[Charset, tuple[int | tuple[int, int], ...]] = {
     _single("armscii8", "latin_1", _ARMSCII8): (32, 64),
     _single("cp1250"): (26, 34, 44, 66, 99),
     _single("cp1251"): (14, 23, 50, 51, 52),
-    _single("cp1256", changes=_none("8a 8f 98 9a 9f aa c0 ff")): (57, 67),
+    _single("cp1256", changes=_without_character("8a 8f 98 9a 9f aa c0 ff")): (57, 67),
     _single("cp1257"): (29, 58, 59),
     _single("cp850"): (4, 80),
     _single("cp852"): (40, 81),
     _single("cp866", changes={b"\xfc": "ⁿ", b"\xfd": "²"}): (36, 68),
     _single("dec8", "latin_1", _DEC8): (3, 69),
-    _single("geostd8", "cp1252", {**_upper("".join(map(chr, range(0xA0, 0xC0))), 0xA0), **_GEOSTD8}): (92, 93),
-    _single("greek", "iso8859_7", {**_upper("\u02bd\u02bc", 0xA1), **_none("a4 a5 aa")}): (25, 70),
+    _single(
+        "geostd8", "cp1252", {**_upper("".join(map(chr, range(0xA0, 0xC0))), 0xA0), **_GEOSTD8}
+    ): (92, 93),
+    _single(
+        "greek", "iso8859_7", {**_upper("\u02bd\u02bc", 0xA1), **_without_character("a4 a5 aa")}
+    ): (25, 70),
     _single("hebrew", "iso8859_8", {b"\xaf": "‾"}): (16, 71),
     _single("hp8", "hp_roman8"): (6, 72),
     _single("keybcs2", "latin_1", _KEYBCS2): (37, 73),
@@ -242,7 +247,7 @@ _COLLATIONS: dict[Charset, tuple[int | tuple[int, int], ...]] = {
     _single("swe7", "ascii", _SWE7): (10, 82),
     _single("tis620", "tis_620"): (18, 89),
     _multi("big5", 2, changes=_BIG5): (1, 84),
-    _multi("cp932", 2, changes=_none("80 a0 fd fe ff")): (95, 96),
+    _multi("cp932", 2, changes=_without_character("80 a0 fd fe ff")): (95, 96),
     _multi("eucjpms", 3, "euc_jp", _EUCJPMS): (97, 98),
     _multi("euckr", 2, "cp949"): (19, 85),
     _multi("gb18030", 4, changes={b"\xa8\xbc": "\u1e3f", b"\x81\x35\xf4\x37": "\ue7c7"}): (
@@ -321,19 +326,19 @@ def code_points(charset: Charset) -> npt.NDArray[np.uint16]:
     """Return the table of code points of a multi-byte character set."""
     table = np.zeros(PLANE if charset.width == 2 else 2 * PLANE, np.uint16)
     for byte in range(256):
-        _enter(table, byte, charset.character(bytes([byte])))
+        _set_character(table, byte, charset.character(bytes([byte])))
     for lead in range(0x80, 256):
         if table[lead]:
             continue  # a single-byte code
         for trail in range(256):
-            _enter(table, lead << 8 | trail, charset.character(bytes([lead, trail])))
+            _set_character(table, lead << 8 | trail, charset.character(bytes([lead, trail])))
             if charset.width == 3 and lead > 0xA0 and trail > 0xA0:
                 index = PLANE + (lead << 8 | trail)
-                _enter(table, index, charset.character(bytes([0x8F, lead, trail])))
+                _set_character(table, index, charset.character(bytes([0x8F, lead, trail])))
     if charset.width == 4:
         for number in range(GB18030_BMP):
             code = gb18030_code(number)
-            _enter(table, PLANE + number, charset.character(code))
+            _set_character(table, PLANE + number, charset.character(code))
     return table
 
 
@@ -345,6 +350,6 @@ def gb18030_code(number: int) -> bytes:
     return bytes([0x81 + first, 0x30 + second, 0x81 + third, 0x30 + fourth])
 
 
-def _enter(table: npt.NDArray[np.uint16], index: int, character: str | None) -> None:
+def _set_character(table: npt.NDArray[np.uint16], index: int, character: str | None) -> None:
     if character is not None:
         table[index] = ord(character)

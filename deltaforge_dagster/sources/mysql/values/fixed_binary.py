@@ -6,7 +6,7 @@ in the order in which they are printed (MariaDB's manual: "UUID Data Type", "INE
     UUID    123e4567-e89b-12d3-a456-426655440000
     INET4   192.0.2.1
     INET6   2001:db8::ff00:42:8329      hexadecimal words; the first longest run of zero words is ::
-            ::ffff:192.0.2.1  ::1.2.3.4 when it is the first six words, or the first five before ffff
+            ::ffff:192.0.2.1  ::1.2.3.4 when that is the first six words, or five before ffff
 """
 
 from __future__ import annotations

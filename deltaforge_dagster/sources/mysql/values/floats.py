@@ -32,7 +32,7 @@ FLOAT_ROOM = 40
 """The most bytes of a number's text."""
 
 VECTOR_GROWTH = 8
-"""The most bytes of a vector's JSON per byte of the vector: a number of four bytes takes up to 27."""
+"""The most bytes of a vector's JSON per byte of the vector; a four-byte number takes up to 27."""
 
 _LEAST, _MOST = -292, 324
 """The range of powers of ten that the algorithm needs."""

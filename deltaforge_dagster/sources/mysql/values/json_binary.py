@@ -3,9 +3,9 @@
 The layout is that of `json_binary.h` in the server's sources; numbers are little-endian::
 
     document    Byte1 type | value
-    type        0 object, 2 array: 16-bit sizes and offsets; 1, 3: 32-bit; 4 literal: 0 null, 1 true,
-                2 false; 5, 6 Int16 signed, unsigned; 7, 8 Int32; 9, 10 Int64; 11 double; 12 string;
-                15 a value of a column type
+    type        0 object, 2 array: 16-bit sizes and offsets; 1, 3: 32-bit;
+                 4 literal: 0 null, 1 true, 2 false; 5, 6 Int16 signed, unsigned; 7, 8 Int32;
+                 9, 10 Int64; 11 double; 12 string; 15 a value of a column type
     object      number of members | bytes | per member: offset of key, Int16 its size
                 | per member: Byte1 type, offset of value | keys | values
     array       number of elements | bytes | per element: Byte1 type, offset of value | values
@@ -74,7 +74,7 @@ from deltaforge_dagster.sources.mysql.values.scalars import (
 DOCUMENT_ROOM = 512
 """Room in bytes that a document needs in addition to `STRING_GROWTH` for each of its bytes."""
 _MARGIN = 256
-"""Room in bytes that is checked before each write: enough for any number, or 128 closing brackets."""
+"""Bytes of room checked before each write: enough for any number, or 128 closing brackets."""
 
 MAX_DEPTH = 128
 """The deepest nesting that is read; MySQL allows 100 levels."""

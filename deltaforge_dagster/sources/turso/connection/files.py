@@ -28,7 +28,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sources.turso.connection.sessions import Row, TursoSession, Value
 
 FEATURES = "views,custom_types,index_method,generated_columns,without_rowid"
-"""Experimental features of Turso without which some files cannot be opened; none of them writes anything."""
+"""Experimental features of Turso that some files need to be opened; none writes anything."""
 
 _RETRY_SECONDS = 0.03
 
@@ -46,9 +46,9 @@ _SQLITE_ERRORS: dict[int, type[DeltaforgeError]] = {
 
 
 def written(path: Path) -> list[tuple[int, int] | None]:
-    """Return when a database's file and its write-ahead log were written, and their sizes; None if missing.
+    """Return when a database's file and its write-ahead log were written, and their sizes.
 
-    Opens nothing: Turso lets one process open a file at a time.
+    None stands for a missing file. Opens nothing: Turso lets one process open a file at a time.
     """
     states: list[tuple[int, int] | None] = []
     for file in (path, path.with_name(f"{path.name}-wal")):
@@ -144,8 +144,9 @@ class TursoFile(_DatabaseFile):
             ((journal,),) = session.query("PRAGMA journal_mode")
             if journal != "wal":
                 raise SourceMisconfigured(
-                    f"{self.where}: journal mode {journal!s}: with concurrent writers changes do not become"
-                    " visible in the order of their numbers, so that some would be passed over"
+                    f"{self.where}: journal mode {journal!s}: with concurrent writers changes do"
+                    " not become visible in the order of their numbers, so that some would be"
+                    " passed over"
                 )
             session.query("BEGIN IMMEDIATE" if write else "BEGIN")
             yield session
@@ -183,7 +184,7 @@ class _TursoSession:
 
 
 def _turso_problem(where: str, error: Exception) -> DeltaforgeError:
-    """Return our error for an error of Turso's engine, by its text, because it has no error codes."""
+    """Return our error for an error of Turso's engine, by its text: it has no error codes."""
     text = str(error)
     lowered = text.lower()
     if "lock" in lowered or "busy" in lowered:

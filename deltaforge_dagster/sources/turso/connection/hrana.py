@@ -32,7 +32,7 @@ from deltaforge_dagster.sources.turso.connection.sessions import Row, TursoSessi
 
 _REQUEST_SECONDS = 30.0
 _TOO_LARGE = "RESPONSE_TOO_LARGE"
-_PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "TRANSACTION", "STREAM", "BATON")
+_TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "TRANSACTION", "STREAM", "BATON")
 _NOT_ALLOWED = ("SQLITE_READONLY", "SQLITE_AUTH", "SQLITE_PERM", "BLOCKED", "AUTH")
 
 
@@ -159,7 +159,7 @@ class _HranaSession:
         text = f"{self._database.where}: {error.get('message')}" + (f" ({code})" if code else "")
         if code == _TOO_LARGE or "too large" in text:
             return ResponseTooLarge(text)
-        if any(word in code for word in _PASSING):
+        if any(word in code for word in _TRANSIENT):
             return SourceUnavailable(text)
         if any(word in code for word in _NOT_ALLOWED):
             return PermissionMissing(text)

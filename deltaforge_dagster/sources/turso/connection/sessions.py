@@ -40,7 +40,7 @@ class TursoDatabase(Protocol):
     def session(
         self, seconds: float, *, write: bool = False
     ) -> AbstractContextManager[TursoSession]:
-        """Begin a transaction; it is committed at the end of the block, and rolled back after an error.
+        """Begin a transaction; it is committed at the block's end, or rolled back after an error.
 
         Args:
             seconds: How long to wait if another connection has locked the database.

@@ -1,4 +1,4 @@
-"""Make record batches of changes: table versions, column rules, and the columns of the change frame."""
+"""Make record batches of changes: table versions, column rules, columns of the change frame."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ _VERSION, _VARIANT = 7 << 76, 2 << 62
 
 
 def event_id(source_id: str, change_id: str, ts_us: int) -> str:
-    """Return the event id of a change: a version 7 UUID, as for other sources (`sources.rows.event_ids`).
+    """Return a change's event id, a version 7 UUID as for other sources (`sources.rows.event_ids`).
 
     Its 74 free bits are a hash of the source and of `change_id`.
 

@@ -3,8 +3,9 @@
 "Database File Format" of sqlite.org, section 2.1: a header, its size and one serial type per column
 as varints, then the values one after another, big-endian::
 
-    0 NULL   1..6 integers of 1, 2, 3, 4, 6, 8 bytes   7 IEEE 754 of 8 bytes   8, 9 the integers 0, 1
-    even from 12: blob of (n - 12) / 2 bytes   odd from 13: text of (n - 13) / 2 bytes
+    0 NULL   1..6 integers of 1, 2, 3, 4, 6, 8 bytes   7 IEEE 754 of 8 bytes
+    8, 9 the integers 0, 1   even from 12: blob of (n - 12) / 2 bytes
+    odd from 13: text of (n - 13) / 2 bytes
 
 A varint has 7 bits a byte, the highest first, while the top bit is set; a ninth byte counts whole.
 """

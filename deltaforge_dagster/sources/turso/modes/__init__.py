@@ -1,1 +1,4 @@
-"""How changes are found: `native`, `triggers` or `polling`; `mode` chooses, `readings` has the common interfaces."""
+"""How changes are found: `native`, `triggers` or `polling`; `mode` chooses one of them.
+
+`readings` has the common interfaces.
+"""

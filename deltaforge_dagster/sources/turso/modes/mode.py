@@ -93,20 +93,20 @@ class Ways:
         mode = self._config.cdc_mode
         if mode != "auto":
             return self.of(mode)
-        way = self.of(self._found(seconds))
+        way = self.of(self._detect(seconds))
         logger.info("%s: changes are found by mode %s", self.where, way.mode)
         return way
 
-    def _found(self, seconds: float) -> str:
+    def _detect(self, seconds: float) -> str:
         try:
-            return self._found_in(self._shared, seconds)
+            return self._detect_in(self._shared, seconds)
         except (SourceMisconfigured, CorruptLog):
             if self._native is self._shared:
                 raise
             # The file may have a definition or a format that only Turso's engine can read.
-            return self._found_in(self._native, seconds)
+            return self._detect_in(self._native, seconds)
 
-    def _found_in(self, database: TursoDatabase, seconds: float) -> str:
+    def _detect_in(self, database: TursoDatabase, seconds: float) -> str:
         exists: Callable[..., bool]
         with database.session(seconds) as session:
             for mode, exists in (

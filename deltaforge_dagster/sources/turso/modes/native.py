@@ -1,4 +1,4 @@
-"""Mode `native`: the change table that Turso writes, `turso_cdc` unless the application names another.
+"""Mode `native`: Turso's own change table, `turso_cdc` unless the application names another.
 
 =============  =============================================================================
 change_id      consecutive numbers from 1 on
@@ -61,10 +61,10 @@ from deltaforge_dagster.tables import TableSchema
 
 MODE = "native"
 
-_NEEDED = {"change_id", "change_time", "change_type", "table_name", "before", "after"}
+_NEEDED_COLUMNS = {"change_id", "change_time", "change_type", "table_name", "before", "after"}
 _OPS = {1: "c", 0: "u", -1: "d"}
 _COMMIT = 2
-_ENOUGH = 10_000  # so many new changes are worth a run, whatever tables they are of
+_MANY_CHANGES = 10_000  # so many new changes are worth a run, whatever tables they are of
 _DDL = TableSchema(DB, None, "_ddl", (), ())
 
 
@@ -102,28 +102,31 @@ class NativeLog:
         return TursoPosition(MODE) if not rows else _position(rows[0])
 
     def change_bytes(self, session: TursoSession) -> float:
-        """Return what a change takes in the change table on average, as far as the newest ones say."""
+        """Return the mean bytes of a change in the change table, as far as the newest ones say."""
         return mean_bytes(session, self.name, "change_id", "before", "after")
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the position of the newest change; older changes in the table may be of any age."""
+        """Return the position of the newest change; older ones in the table may be of any age."""
         return self.newest(session)
 
     def check(self, session: TursoSession, position: TursoPosition) -> None:
-        """Check that the row of a position, and all rows after it, still exist; raise `PositionLost` if not."""
+        """Check that a position's row and all rows after it exist; raise `PositionLost` if not."""
         self._columns(session)
         self._following(self._rows(session, position, None, 1), position)
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Return whether a captured table has changes after a position; also true if there are many changes."""
+        """Return whether a captured table has changes after a position.
+
+        Also true if there are many changes.
+        """
         self.check(session, after)
         rows = session.query(
             f"SELECT table_name FROM {identifier(self.name)} WHERE change_id > ?"
             " ORDER BY change_id LIMIT ?",
-            (after.last_change_id or 0, _ENOUGH),
+            (after.last_change_id or 0, _MANY_CHANGES),
         )
         names = {str(row[0]) for row in rows if row[0] is not None}
-        return len(rows) == _ENOUGH or any(map(self.captures, names))
+        return len(rows) == _MANY_CHANGES or any(map(self.captures, names))
 
     def definitions(self, session: TursoSession, at: TursoPosition) -> dict[str, str]:
         """Return the statements of captured tables at a position."""
@@ -149,8 +152,8 @@ class NativeLog:
         sql = create_table or kept["sql"]
         if sql is None:
             raise UnsupportedEvent(
-                f"how table {kept['table']} was defined at change {kept['row'][0]} is not known: release it"
-                " with --create-table"
+                f"how table {kept['table']} was defined at change {kept['row'][0]} is not known:"
+                " release it with --create-table"
             )
         row = [
             base64.b64decode(cell) if index > 4 and cell else cell
@@ -163,11 +166,12 @@ class NativeLog:
         sql = statements(session).get(self.name)
         if sql is None:
             raise SourceMisconfigured(
-                f"{self.where}: there is no table {self.name}; the application's connections make it with"
-                " PRAGMA unstable_capture_data_changes_conn('full'), or choose another source.config.cdc_mode"
+                f"{self.where}: there is no table {self.name}; the application's connections make"
+                " it with PRAGMA unstable_capture_data_changes_conn('full'), or choose another"
+                " source.config.cdc_mode"
             )
         columns = definition(sql).columns
-        if not set(columns) >= _NEEDED:
+        if not set(columns) >= _NEEDED_COLUMNS:
             raise SourceMisconfigured(
                 f"{self.where}: table {self.name} is no change table of Turso"
             )
@@ -188,7 +192,7 @@ class NativeLog:
         )
 
     def _following(self, rows: list[Row], after: TursoPosition) -> list[Row]:
-        """Check that rows follow a position without a gap; return them without the position's own row.
+        """Check that rows follow a position without a gap; return them without the position's row.
 
         Raises:
             PositionLost: There is a gap, or the position's row does not exist or differs.
@@ -198,15 +202,16 @@ class NativeLog:
             is_there = rows and rows[0][0] == last
             if not is_there or after.change_time not in {None, rows[0][1]}:
                 raise PositionLost(
-                    f"{self.where}: change {last} of table {self.name}, the last one that was read, is no"
-                    " longer there, or another one; what followed it is lost. Re-snapshot required."
+                    f"{self.where}: change {last} of table {self.name}, the last one that was"
+                    " read, is no longer there, or another one; what followed it is lost."
+                    " Re-snapshot required."
                 )
             rows = rows[1:]
         for number, row in enumerate(rows, last + 1):
             if row[0] != number:
                 raise PositionLost(
-                    f"{self.where}: change {number!s} of table {self.name} is not there, but later ones are:"
-                    " it was deleted before it was read. Re-snapshot required."
+                    f"{self.where}: change {number!s} of table {self.name} is not there, but later"
+                    " ones are: it was deleted before it was read. Re-snapshot required."
                 )
         return rows
 
@@ -217,7 +222,8 @@ class NativeLog:
         end, bounds = ("", ()) if upto is None else (" AND change_id <= ?", (upto,))
         rows = session.query(
             f'SELECT change_id, change_time, change_type, "before", "after" FROM'
-            f" {identifier(self.name)} WHERE table_name = ? AND change_id > ?{end} ORDER BY change_id",
+            f" {identifier(self.name)} WHERE table_name = ? AND change_id > ?{end}"
+            " ORDER BY change_id",
             (SCHEMA_TABLE, after.last_change_id or 0, *bounds),
         )
         for row in rows:
@@ -240,8 +246,8 @@ class NativeLog:
         new_row = self._image(after, table)
         if (op != "d" and new_row is None) or (op == "d" and old_row is None):
             raise UnsupportedEvent(
-                f"change {number!s} of table {name!s}: the connection captures no row; it must capture `full`"
-                " (or `after`, where nothing is deleted)"
+                f"change {number!s} of table {name!s}: the connection captures no row; it must"
+                " capture `full` (or `after`, where nothing is deleted)"
             )
         key = key_of(
             new_row if new_row is not None and op != "d" else old_row or {}, table.table.primary_key
@@ -272,7 +278,7 @@ class NativeLog:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTransaction:
     """The changes of an open transaction that were read so far."""
 
     changes: list[TursoChange] = field(default_factory=list)
@@ -286,7 +292,7 @@ class _Open:
 
 @dataclass(slots=True)
 class NativeReading:
-    """A reading of the change table, in windows: each ends where the table ended when the window began.
+    """A reading of the change table, in windows that end where the table ended when they began.
 
     The definitions of tables at a window's beginning are determined before the window is read
     (`schema.history`).
@@ -295,9 +301,9 @@ class NativeReading:
     log: NativeLog
     at: TursoPosition
     notes: SourceNotes
-    _upto: int = 0
+    _window_end: int = 0
     _tables: dict[str, str] | None = None
-    _doubtful: frozenset[str] = frozenset()
+    _uncertain: frozenset[str] = frozenset()
     _catalog: dict[str, str] = field(default_factory=dict)
     _transaction: Value = None
     _index: int = 0
@@ -305,9 +311,10 @@ class NativeReading:
 
     def step(self, session: TursoSession, limit: int) -> Step:
         """Read the next changes; see `readings.Reading`."""
-        if self._upto <= (self.at.last_change_id or 0):
+        if self._window_end <= (self.at.last_change_id or 0):
             self._begin(session)
-        rows = self.log._rows(session, self.at, self._upto, limit)  # noqa: SLF001 - the two are one
+        # A reading and its log are one unit.
+        rows = self.log._rows(session, self.at, self._window_end, limit)  # noqa: SLF001
         rows = self.log._following(rows, self.at)  # noqa: SLF001
         read_bytes = sum(
             len(value) for row in rows for value in row[5:] if isinstance(value, bytes)
@@ -317,13 +324,16 @@ class NativeReading:
     def _begin(self, session: TursoSession) -> None:
         """Begin a window that ends at the change table's current end."""
         log = self.log
-        self._upto = log.newest(session).last_change_id or 0
+        self._window_end = log.newest(session).last_change_id or 0
         self._catalog = log._captured(statements(session))  # noqa: SLF001
         noted = self.notes.defined(self.at) if self._tables is None else self._tables
-        changes = [ddl for _, ddl in log._table_changes(session, self.at, self._upto)]  # noqa: SLF001
+        changes = [
+            ddl
+            for _, ddl in log._table_changes(session, self.at, self._window_end)  # noqa: SLF001
+        ]
         changes = [change for change in changes if self._touches(change)]
         definitions = known(noted, changes, self._catalog)
-        self._tables, self._doubtful = definitions.tables, definitions.doubtful
+        self._tables, self._uncertain = definitions.tables, definitions.doubtful
 
     def _touches(self, change: TursoTableChange) -> bool:
         names = [table[0] for table in (change.before, change.after) if table is not None]
@@ -331,19 +341,23 @@ class NativeReading:
 
     def _parts(self, rows: list[Row]) -> list[Part]:
         start = self.at
-        complete, transaction, ended = Part([], None, start), _Open(), None
+        complete, transaction, ended = Part([], None, start), _OpenTransaction(), None
         for row in rows:
             # NULL: the older form of the table, where each change is a transaction of its own.
             if row[2] is None or row[2] != self._transaction:
                 self._end_transaction(transaction)
-                complete, transaction, ended = transaction.behind(complete), _Open(), self.at
+                complete, transaction, ended = (
+                    transaction.behind(complete),
+                    _OpenTransaction(),
+                    self.at,
+                )
                 self._transaction, self._index = row[2], 0
-            self._take(row, transaction)
+            self._add_row(row, transaction)
             self.at = _position(row)
-        if (self.at.last_change_id or 0) >= self._upto:
+        if (self.at.last_change_id or 0) >= self._window_end:
             # The session in which the window began saw complete transactions only.
             self._end_transaction(transaction)
-            complete, transaction, ended = transaction.behind(complete), _Open(), self.at
+            complete, transaction, ended = transaction.behind(complete), _OpenTransaction(), self.at
             self._end_window()
         parts = []
         if ended is not None and (ended != start or complete.changes or complete.held):
@@ -351,14 +365,14 @@ class NativeReading:
         rest = transaction.behind(Part([], None, self.at))
         return [*parts, rest] if rest.changes or rest.held else parts
 
-    def _end_transaction(self, transaction: _Open) -> None:
+    def _end_transaction(self, transaction: _OpenTransaction) -> None:
         """Mark the last change of a transaction that was read completely with `tx_end`."""
         if self._last is not None:
             transaction.changes.append(replace(self._last, tx_end=True))
             self._last = None
 
     def _end_window(self) -> None:
-        """Continue with the catalog's definitions, and store those that the change table did not record."""
+        """Continue with the catalog's definitions; store those the change table did not record."""
         tables = self._tables or {}
         different = {
             name: self._catalog.get(name)
@@ -367,15 +381,16 @@ class NativeReading:
         }
         if different:
             self.notes.define(different, self.at)
-        self._tables, self._doubtful = dict(self._catalog), frozenset()
+        self._tables, self._uncertain = dict(self._catalog), frozenset()
 
-    def _take(self, row: Row, transaction: _Open) -> None:
+    def _add_row(self, row: Row, transaction: _OpenTransaction) -> None:
         kind, name = _integer(row[3]), row[4]
         if kind == _COMMIT:
             return
         if kind not in _OPS or name is None:
             raise UnsupportedEvent(
-                f"{self.log.where}: change {row[0]!s} of table {self.log.name} is of the unknown type {kind}"
+                f"{self.log.where}: change {row[0]!s} of table {self.log.name} is of the unknown"
+                f" type {kind}"
             )
         if name == SCHEMA_TABLE:
             change = self._define(row)
@@ -417,16 +432,20 @@ class NativeReading:
         )
 
     def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> TursoChange | None:
-        """Decode a change; if its table is held, or its definition is uncertain, add it to `held` and return None."""
+        """Decode a change; None if it is held instead.
+
+        If its table is held, or its definition is uncertain, the change is added to `held`.
+        """
         assert self._tables is not None
         full_name, sql = f"{DB}.{name!s}", self._tables.get(name)
         reason = self.notes.held().get(full_name)
-        if reason is None and (sql is None or name in self._doubtful):
+        if reason is None and (sql is None or name in self._uncertain):
             sql = None
             reason = (
-                f"{self.log.where}: table {name!s} was renamed or altered, near change {row[0]!s}, in a way"
-                " that the change table does not have (a RENAME, or a connection that does not capture):"
-                " which columns its rows have is not certain; release it with --create-table"
+                f"{self.log.where}: table {name!s} was renamed or altered, near change {row[0]!s},"
+                " in a way that the change table does not have (a RENAME, or a connection that"
+                " does not capture): which columns its rows have is not certain; release it with"
+                " --create-table"
             )
         if reason is None:
             try:

@@ -62,7 +62,7 @@ class PollingLog:
         return _position(rowids)
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return a position with the largest rowid of each table: existing rows are not captured."""
+        """Return a position with each table's largest rowid: existing rows are not captured."""
         return self.newest(session)
 
     def check(self, session: TursoSession, position: TursoPosition) -> None:
@@ -88,8 +88,8 @@ class PollingLog:
         """
         if not table.has_rowid:
             raise SourceMisconfigured(
-                f"{self.where}: table {table.name} is WITHOUT ROWID, and has no order that polling could"
-                " follow; leave it out of source.config.tables, or use triggers"
+                f"{self.where}: table {table.name} is WITHOUT ROWID, and has no order that polling"
+                " could follow; leave it out of source.config.tables, or use triggers"
             )
         names = ROWID_NAMES - {name.lower() for name in table.columns}
         if self.column == table.rowid or self.column.lower() in names:

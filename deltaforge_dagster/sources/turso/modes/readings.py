@@ -104,7 +104,7 @@ def mean_bytes(session: TursoSession, table: str, number: str, before: str, afte
     """
     sizes = " + ".join(f"coalesce(length({identifier(name)}), 0)" for name in (before, after))
     ((mean,),) = session.query(
-        f"SELECT avg(size) FROM (SELECT {sizes} AS size FROM {identifier(table)}"  # noqa: S608 - names are quoted
-        f" ORDER BY {identifier(number)} DESC LIMIT {_SAMPLE})"
+        f"SELECT avg(size) FROM (SELECT {sizes} AS size"  # noqa: S608 - names are quoted
+        f" FROM {identifier(table)} ORDER BY {identifier(number)} DESC LIMIT {_SAMPLE})"
     )
     return float(mean) if isinstance(mean, int | float) else 0.0

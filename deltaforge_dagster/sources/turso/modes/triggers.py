@@ -68,11 +68,11 @@ _OPS = {"INSERT": "c", "UPDATE": "u", "DELETE": "d"}
 _EVENT = re.compile(r"\b(INSERT|UPDATE|DELETE)(?:\s+OF\s+[^;]*?)?\s+ON\b", re.IGNORECASE)
 """The event of a trigger (SQLite's manual: "CREATE TRIGGER")."""
 
-_ENOUGH = 10_000  # so many new changes are worth a run, whatever tables they are of
+_MANY_CHANGES = 10_000  # so many new changes are worth a run, whatever tables they are of
 _HEX = "_df_hex"
 _REAL = "_df_real"
 _BITS = 62  # exponent of the largest power of two that is an INTEGER
-_MADE = f"""CREATE TABLE {TABLE} (
+_CREATE_CHANGES = f"""CREATE TABLE {TABLE} (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   table_name TEXT NOT NULL,
   operation TEXT NOT NULL,
@@ -81,16 +81,16 @@ _MADE = f"""CREATE TABLE {TABLE} (
   created_at INTEGER NOT NULL
 )"""
 _MARKS = "_df_cdc_tables"
-_MARKS_MADE = f"""CREATE TABLE {_MARKS} (
+_CREATE_MARKS = f"""CREATE TABLE {_MARKS} (
   table_name TEXT PRIMARY KEY,
   identity TEXT NOT NULL,
   was_empty INTEGER NOT NULL
 )"""
-_TABLES = {TABLE: _MADE, _MARKS: _MARKS_MADE}
+_TABLES = {TABLE: _CREATE_CHANGES, _MARKS: _CREATE_MARKS}
 """The tables that `make` creates, by name."""
 
 # The time in milliseconds, computed without REAL numbers, for every version of SQLite.
-_NOW = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
+_NOW_MILLIS = "CAST(strftime('%s', 'now') || substr(strftime('%f', 'now'), 4) AS INTEGER)"
 
 
 def trigger_statements(table: Definition) -> dict[str, str]:
@@ -105,7 +105,7 @@ def trigger_statements(table: Definition) -> dict[str, str]:
             literal(operation),
             images[new] if new else "NULL",
             images[old] if old else "NULL",
-            _NOW,
+            _NOW_MILLIS,
         )
         triggers[name] = (
             f"CREATE TRIGGER {identifier(name)} AFTER {operation} ON {identifier(table.name)} BEGIN"
@@ -208,7 +208,10 @@ def logged_tables(session: TursoSession, tables: dict[str, Definition]) -> dict[
 
 
 def made(session: TursoSession) -> dict[str, str]:
-    """Return the DROP statements for the change table and the triggers that fill it, by name; empty without them."""
+    """Return the DROP statements by name for the change table and the triggers that fill it.
+
+    Empty without them.
+    """
     rows = session.query("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
     triggers = [
         str(name) for kind, name, sql in rows if kind == "trigger" and f"INTO {TABLE} " in str(sql)
@@ -232,7 +235,10 @@ def is_complete(session: TursoSession, tables: dict[str, Definition]) -> bool:
 
 
 def triggered(session: TursoSession) -> set[str]:
-    """Return the tables that have triggers for inserts, updates and deletes, which write to the change table."""
+    """Return the tables that have triggers for inserts, updates and deletes.
+
+    Only triggers that write to the change table count.
+    """
     rows = session.query("SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'")
     events_by_table: dict[str, set[str]] = {}
     for table, sql in rows:
@@ -283,24 +289,24 @@ class TriggerLog:
         sql = statements(session).get(TABLE)
         if sql is None:
             raise SourceMisconfigured(
-                f"{self.where}: there is no table {TABLE}; set source.config.auto_create_triggers, or"
-                " choose another cdc_mode"
+                f"{self.where}: there is no table {TABLE}; set source.config.auto_create_triggers,"
+                " or choose another cdc_mode"
             )
         if "AUTOINCREMENT" not in sql.upper():
             raise SourceMisconfigured(
-                f"{self.where}: the id of table {TABLE} is not AUTOINCREMENT, so that numbers are used"
-                " again, and changes would be passed over"
+                f"{self.where}: the id of table {TABLE} is not AUTOINCREMENT, so that numbers are"
+                " used again, and changes would be passed over"
             )
         rows = session.query("SELECT seq FROM sqlite_sequence WHERE name = ?", (TABLE,))
         number = rows[0][0] if rows else None
         return TursoPosition(MODE, number if isinstance(number, int) and number else None)
 
     def change_bytes(self, session: TursoSession) -> float:
-        """Return what a change takes in the change table on average, as far as the newest ones say."""
+        """Return the mean bytes of a change in the change table, as far as the newest ones say."""
         return mean_bytes(session, TABLE, "id", "row_data", "old_data")
 
     def start(self, session: TursoSession) -> TursoPosition:
-        """Return the position before the oldest existing change; the newest position if there is none."""
+        """Return the position before the oldest change; if none exists, the newest position."""
         newest = self.newest(session)  # also checks the table
         ((oldest,),) = session.query(f"SELECT min(id) FROM {TABLE}")
         return TursoPosition(MODE, oldest - 1) if isinstance(oldest, int) else newest
@@ -310,13 +316,16 @@ class TriggerLog:
         self._following(session, position, self._rows(session, position, 1))
 
     def has_changes(self, session: TursoSession, after: TursoPosition) -> bool:
-        """Return whether a captured table has changes after a position; also true if there are many changes."""
+        """Return whether a captured table has changes after a position.
+
+        Also true if there are many changes.
+        """
         self.check(session, after)
         rows = session.query(
             f"SELECT table_name FROM {TABLE} WHERE id > ? ORDER BY id LIMIT ?",
-            (after.last_change_id or 0, _ENOUGH),
+            (after.last_change_id or 0, _MANY_CHANGES),
         )
-        return len(rows) == _ENOUGH or any(map(self.captures, {str(row[0]) for row in rows}))
+        return len(rows) == _MANY_CHANGES or any(map(self.captures, {str(row[0]) for row in rows}))
 
     def reading(self, start: TursoPosition, notes: SourceNotes) -> TriggerReading:
         """Return a reading of the changes after a position."""
@@ -344,15 +353,16 @@ class TriggerLog:
         newest = self.newest(session).last_change_id or 0
         if newest < last or (newest > last and not rows):
             raise PositionLost(
-                f"{self.where}: table {TABLE} has come to change {newest}, and holds nothing after change"
-                f" {last}, up to which it was read: it was emptied, or an older copy of the database was"
-                " restored. Re-snapshot required."
+                f"{self.where}: table {TABLE} has come to change {newest}, and holds nothing after"
+                f" change {last}, up to which it was read: it was emptied, or an older copy of the"
+                " database was restored. Re-snapshot required."
             )
         for number, row in enumerate(rows, last + 1):
             if row[0] != number:
                 raise PositionLost(
-                    f"{self.where}: change {number} of table {TABLE} is not there, but later ones are: it was"
-                    " deleted before it was read, perhaps by another pipeline. Re-snapshot required."
+                    f"{self.where}: change {number} of table {TABLE} is not there, but later ones"
+                    " are: it was deleted before it was read, perhaps by another pipeline."
+                    " Re-snapshot required."
                 )
         return rows
 
@@ -369,11 +379,12 @@ class TriggerLog:
         )
         if op is None or (new_row is None and op != "d") or (old_row is None and op == "d"):
             raise UnsupportedEvent(
-                f"{self.where}: change {number!s} of table {TABLE}, of table {name!s}, is of an unknown kind"
+                f"{self.where}: change {number!s} of table {TABLE}, of table {name!s}, is of an"
+                " unknown kind"
             )
         shown = old_row if op == "d" else new_row
         assert shown is not None
-        schema = _seen(table, shown)
+        schema = _row_schema(table, shown)
         key = key_of(shown, schema.primary_key)
         assert isinstance(number, int)
         assert isinstance(created_at, int)
@@ -389,7 +400,7 @@ class TriggerLog:
 
     def _row(self, number: Any, text: Any) -> dict[str, Any]:
         try:
-            return {name: _shown(value) for name, value in orjson.loads(text).items()}
+            return {name: _decoded(value) for name, value in orjson.loads(text).items()}
         except (ValueError, TypeError, AttributeError, OverflowError):
             raise UnsupportedEvent(
                 f"{self.where}: change {number} of table {TABLE} has no JSON object as its row"
@@ -436,8 +447,8 @@ def forget(session: TursoSession, position: TursoPosition) -> None:
     session.query(f"DELETE FROM {TABLE} WHERE id <= ?", (position.last_change_id or 0,))
 
 
-def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
-    """Return a table with the columns that one of its rows has: those at the time its trigger was created."""
+def _row_schema(table: Definition, row: dict[str, Any]) -> TableSchema:
+    """Return a table with the columns of one of its rows: those when its trigger was created."""
     by_name = {column.name: column for column in table.table.columns}
     columns = tuple(
         replace(by_name[name], ordinal_position=number)
@@ -449,7 +460,7 @@ def _seen(table: Definition, row: dict[str, Any]) -> TableSchema:
     return TableSchema(DB, None, table.name, columns, key)
 
 
-def _shown(value: Any) -> Any:
+def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {_HEX}:

@@ -68,7 +68,10 @@ class Definition:
         return tuple(column.name for column in self.table.columns)
 
     def row(self, values: list[Value]) -> dict[str, Value]:
-        """Return a row by column name, with integers in REAL columns as floats; one value for each column."""
+        """Return a row by column name, with integers in REAL columns as floats.
+
+        `values` has one value for each column.
+        """
         return {
             name: float(value) if real and isinstance(value, int) else value
             for name, value, real in zip(self.columns, values, self.reals, strict=True)
@@ -108,7 +111,8 @@ def definition(sql: str) -> Definition:
 def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition:
     memory.execute(sql)
     ((name,),) = memory.execute(
-        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        "SELECT name FROM sqlite_schema WHERE type = 'table'"
+        " AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
     ).fetchall()
     quoted = identifier(name)
     # Columns of table_xinfo: cid, name, type, notnull, dflt_value, pk (from 1 on, or 0), hidden.
@@ -184,7 +188,10 @@ def _is_real(data_type: str) -> bool:
 
 
 def is_captured(patterns: TablePatterns, name: str) -> bool:
-    """Return whether a table with this name is captured; never our own or the database's internal tables."""
+    """Return whether a table with this name is captured.
+
+    Our own and the database's internal tables never are.
+    """
     return not any(pattern.matches(name) for pattern in _INTERNAL_PATTERNS) and patterns.matches(
         DB, name
     )

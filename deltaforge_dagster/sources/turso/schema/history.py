@@ -45,7 +45,7 @@ class TursoTableChange:
 
 
 def table_change(kind: int, before: bytes | None, after: bytes | None) -> TursoTableChange | None:
-    """Return the change of a table that a change of `sqlite_schema` means; None if it is not about a table.
+    """Return the table change that a change of `sqlite_schema` means; None if it is of no table.
 
     Args:
         kind: 1 insert, 0 update, -1 delete.
@@ -116,7 +116,7 @@ class Known:
 
 
 def known(noted: Statements, changes: list[TursoTableChange], catalog: Statements) -> Known:
-    """Return the definitions before a part of the log, and which tables' definitions are uncertain in it.
+    """Return the definitions before a part of the log, and which of them are uncertain in it.
 
     A new table, without stored definition, gets the catalog's definition with the changes undone.
 

@@ -132,7 +132,7 @@ def test_another_server_between_two_connections(start_mysql: StartMysql) -> None
         with pytest.raises(SourceUnavailable, match="another server has taken its place"):
             next(source.read(start, LIMITS, Versions()))
         with pytest.raises(SourceUnavailable, match="another server has taken its place"):
-            source._from_place(start, 7)
+            source._open_at(start, 7)
 
         assert source.identity() != before
         with pytest.raises(PositionLost, match="the log has no GTIDs"):

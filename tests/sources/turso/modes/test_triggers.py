@@ -73,7 +73,7 @@ def test_values_are_exact(values: list[Any]) -> None:
     table = definition(_ODD)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute(_ODD)
-        connection.execute(triggers._MADE)
+        connection.execute(triggers._CREATE_CHANGES)
         for statement in triggers.trigger_statements(table).values():
             connection.execute(statement)
         connection.execute(f"INSERT INTO {_NAME} VALUES (1, ?, ?, ?)", (*values, "x\0y"))
@@ -126,7 +126,7 @@ def test_numbers_of_every_size_are_exact(
     with connect() as ask:
         for size in _reals():
             for value in (size, -size):
-                shown = triggers._shown(json.loads(ask(query, value)))
+                shown = triggers._decoded(json.loads(ask(query, value)))
                 if json.dumps(shown) != json.dumps(json_value(value)):
                     wrong.append((value, shown))
 
@@ -209,7 +209,7 @@ def test_rows_of_deltaforges_own_triggers(tmp_path: Path) -> None:
     with SqliteBench(tmp_path / "shop.db") as bench:
         bench.mode = "triggers"
         bench.run(
-            triggers._MADE,
+            triggers._CREATE_CHANGES,
             "CREATE TRIGGER _df_cdc_insert_orders AFTER INSERT ON orders BEGIN INSERT INTO _df_cdc_changes"
             " (table_name, operation, row_data, created_at) VALUES ('orders', 'INSERT',"
             " json_object('id', NEW.id, 'v', NEW.v), 1700000000123); END",
