@@ -350,8 +350,8 @@ def _check(kind: SinkType[Any]) -> None:
             needed = TableSinkConfig
         case _:
             raise TypeError(
-                f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType, a LakeSinkType nor an "
-                "ObjectSinkType"
+                f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType, a "
+                "LakeSinkType nor an ObjectSinkType"
             )
     if not issubclass(kind.config, needed):
         raise TypeError(f"{kind.config.__name__} is no {needed.__name__}")

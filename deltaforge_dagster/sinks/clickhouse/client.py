@@ -156,7 +156,8 @@ class ClickhouseClient:
             context = ssl.create_default_context(cafile=None if tls is None else tls.ca_file)
         except OSError as error:
             raise SettingsError(
-                f"sink {self.config.id}: the file of tls.ca_file cannot be read as certificates in PEM"
+                f"sink {self.config.id}: the file of tls.ca_file cannot be read as certificates in "
+                "PEM"
             ) from error
         if tls is not None and tls.insecure_skip_verify:
             context.check_hostname = False

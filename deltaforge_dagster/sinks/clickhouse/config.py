@@ -32,7 +32,8 @@ def _url(text: str) -> str:
         raise ValueError("holds a user or password (write them as `user` and `password`)")
     if not valid or url.query or url.fragment:
         raise ValueError(
-            "is not the address of ClickHouse's HTTP interface (write http://host:8123, or https://host:8443)"
+            "is not the address of ClickHouse's HTTP interface (write http://host:8123, "
+            "or https://host:8443)"
         )
     return text.rstrip("/")
 
@@ -95,7 +96,8 @@ class ClickhouseSinkConfig(TableSinkConfig):
     def _check_table(cls, table: str) -> str:
         if "." in _VARIABLE.sub("", table):
             raise ValueError(
-                "has a dot: a table's name in a database has one part (write ${source.schema}_${source.table})"
+                "has a dot: a table's name in a database has one part (write "
+                "${source.schema}_${source.table})"
             )
         return table
 
@@ -104,8 +106,8 @@ class ClickhouseSinkConfig(TableSinkConfig):
         if self.tls is not None and self.tls.enabled != self.secure:
             written, other = ("http", "https") if self.tls.enabled else ("https", "http")
             raise ValueError(
-                f"url is {written}://, but tls.enabled is {str(self.tls.enabled).lower()} (write {other}://, "
-                "and the port of that interface)"
+                f"url is {written}://, but tls.enabled is {str(self.tls.enabled).lower()} (write "
+                f"{other}://, and the port of that interface)"
             )
         return self
 

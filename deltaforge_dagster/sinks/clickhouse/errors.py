@@ -74,7 +74,8 @@ def failure(subject: str, status: int, code: int | None, text: str) -> Deltaforg
     exception = f"exception {code}" + (f" ({name[1]})" if name else "")
     if code in _LOGIN:
         return AuthFailed(
-            f"{subject}: ClickHouse refuses the user or the password ({exception}); correct `user` and `password`"
+            f"{subject}: ClickHouse refuses the user or the password ({exception}); correct `user` "
+            "and `password`"
         )
     if code == _DENIED:
         grant = _GRANT.search(text)

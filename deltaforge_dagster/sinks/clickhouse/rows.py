@@ -137,8 +137,9 @@ class RowMaker:
         nulls = _numpy(values.is_null())
         if (nulls & ~blank).any():
             raise TableRejected(
-                f"{self.label}: a value of column {column.name} is null, which arrays in ClickHouse cannot be; declare the "
-                "column's type as json under the sink's `types`, and have the table loaded again"
+                f"{self.label}: a value of column {column.name} is null, which arrays in "
+                "ClickHouse cannot be; declare the column's type as json under the sink's `types`, "
+                "and have the table loaded again"
             )
         empty = pa.scalar([], values.type)
         return cast("pa.Array[Any]", pc.if_else(pa.array(nulls), empty, values))
@@ -155,9 +156,9 @@ class RowMaker:
         ends = cast("dict[str, int | None]", pc.min_max(values).as_py())
         if any(end is not None and end not in held for end in ends.values()):
             raise TableRejected(
-                f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, which is what "
-                f"{column_type(column.type)} holds; declare the column's type as text under the sink's `types`, and "
-                "have the table loaded again"
+                f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, "
+                f"which is what {column_type(column.type)} holds; declare the column's type as "
+                "text under the sink's `types`, and have the table loaded again"
             )
 
 

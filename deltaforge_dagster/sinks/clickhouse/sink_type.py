@@ -30,8 +30,8 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
         **dict.fromkeys(["mode", "version_source"], consequences.RESYNC),
         "keys": consequences.KEYS,
         "types": (
-            "applies to columns that are created from now on; a table that has the column with another type "
-            "needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
+            "applies to columns that are created from now on; a table that has the column with "
+            "another type needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
         ),
         **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
     }

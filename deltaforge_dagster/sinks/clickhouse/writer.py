@@ -145,8 +145,8 @@ class _TableCommit:
         self._inserts = Inserts(target)
         if self._versions.unknown:
             raise TableRejected(
-                f"{target.label}: the positions of this source have no numbers to make versions of; set "
-                "`version_source: ts_ms`"
+                f"{target.label}: the positions of this source have no numbers to make versions "
+                "of; set `version_source: ts_ms`"
             )
         span = self._span()
         existing, mark = self._found(exists=exists)
@@ -231,8 +231,9 @@ class _TableCommit:
         backwards = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
         if backwards and (exists or other_log or begins) and not self._has(newest):
             raise TableRejected(
-                f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
-                "has begun again, as on another server after a failover. Have the table loaded again",
+                f"{self.target.label} has rows of a later position in the source's log than "
+                "changes that follow them: the log has begun again, as on another server after a "
+                "failover. Have the table loaded again",
                 remedy=self.target.resync_command,
             )
 
@@ -291,8 +292,9 @@ class _TableCommit:
         )
         if int(counted[0]["rows"]) < rows:
             raise TableRejected(
-                f"{self.target.label} has had changes that were deleted from it, and ClickHouse does not add them again while "
-                f"it remembers their INSERT; have the table loaded again",
+                f"{self.target.label} has had changes that were deleted from it, and ClickHouse "
+                "does not add them again while it remembers their INSERT; "
+                "have the table loaded again",
                 remedy=self.target.resync_command,
             )
 

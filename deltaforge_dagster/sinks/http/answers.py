@@ -91,7 +91,8 @@ def judge(
         raise error
     if status in _CREDENTIALS:
         raise AuthFailed(
-            f"{where} answered {_named(status)}: correct the credentials in `headers`, or those of the client in `tls`"
+            f"{where} answered {_named(status)}: correct the credentials in `headers`, or those of "
+            "the client in `tls`"
         )
     if status in _CLIENT_ERRORS:
         return Refusal(status, body.decode(errors="replace"))
@@ -110,7 +111,8 @@ def _no_endpoint(
         host = ""
     target = f"another place on {host}" if host else "another path"
     return SinkRejected(
-        f"{where} answered {_named(status)}, a redirect to {target}; redirects are not followed: correct `url`"
+        f"{where} answered {_named(status)}, a redirect to {target}; redirects are not followed: "
+        "correct `url`"
     )
 
 

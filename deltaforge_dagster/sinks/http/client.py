@@ -174,8 +174,9 @@ class HttpClient:
                 status, response_headers, body = self._exchange(request, headers)
         except httpcore.TimeoutException as error:
             raise TimedOut(
-                f"{where}: no answer within {self._settings.timeout:g} s (send_timeout_secs, in batch mode"
-                f" batch_timeout_secs), or no connection within {self._settings.connect_timeout:g} s"
+                f"{where}: no answer within {self._settings.timeout:g} s (send_timeout_secs, in"
+                " batch mode batch_timeout_secs), or no connection within"
+                f" {self._settings.connect_timeout:g} s"
             ) from error
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise SinkUnavailable(f"{where}: {error}") from error

@@ -144,7 +144,8 @@ class Network(httpcore.NetworkBackend):
         if not allowed:
             raise SinkRejected(
                 f"sink {self._sink_id}: {host} has a private, loopback or link-local address; set "
-                "allow_private: true if the sink may call it (a pipeline created by the REST API may not by default)"
+                "allow_private: true if the sink may call it (a pipeline created by the REST API "
+                "may not by default)"
             )
         return allowed
 

@@ -201,8 +201,8 @@ class HttpRequests:
             if not _is_url(url):
                 raise self._undeliverable(
                     row,
-                    "has a destination that is no URL (http:// or https://, a host, special characters"
-                    " percent-encoded, no `.` or `..` as part of the path)",
+                    "has a destination that is no URL (http:// or https://, a host, special"
+                    " characters percent-encoded, no `.` or `..` as part of the path)",
                     "routing",
                 )
             if len(self._urls) < _MOST_CACHED:
@@ -230,8 +230,8 @@ class HttpRequests:
         if not _NAME.fullmatch(name) or not VALUE.fullmatch(value):
             raise self._undeliverable(
                 row,
-                "has a header that HTTP cannot carry (names of letters, digits and `-`; values without"
-                " control characters, and without blanks around them)",
+                "has a header that HTTP cannot carry (names of letters, digits and `-`; values"
+                " without control characters, and without blanks around them)",
                 "serialization",
             )
         if lower in RESERVED or lower in {"host", self._form.signature_header}:

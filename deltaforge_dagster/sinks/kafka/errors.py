@@ -122,7 +122,8 @@ def translated(where: str, error: KafkaError) -> DeltaforgeError:
         return PermissionMissing(f"{text}; the Kafka user needs an ACL that allows {_GRANTS[code]}")
     if code in _FENCED:
         return PositionMoved(
-            f"{text}; another sender with the same pipeline and sink name is at work on this cluster"
+            f"{text}; another sender with the same pipeline and sink name is at work on this "
+            "cluster"
         )
     if code in _LASTING:
         return SinkRejected(text)

@@ -453,8 +453,8 @@ def _refused(
     row, cause, refusal = faults[0]
     topic, segment, ordinal, size = _named(rows, row)
     error = Undeliverable(
-        f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment {segment}, "
-        f"ordinal {ordinal}, {size} bytes{_ADVICE.get(cause, '')}",
+        f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment "
+        f"{segment}, ordinal {ordinal}, {size} bytes{_ADVICE.get(cause, '')}",
         ordinal,
         cause,
     )

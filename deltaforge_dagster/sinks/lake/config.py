@@ -244,7 +244,8 @@ class LakeSinkConfig(TableSinkConfig):
             )
         if self.soft_deletes:
             raise ValueError(
-                "pending and soft_deletes exclude each other (a deleted row would not keep its last values)"
+                "pending and soft_deletes exclude each other (a deleted row would not keep its "
+                "last values)"
             )
         return self
 
@@ -307,7 +308,8 @@ class DeltaSinkConfig(LakeSinkConfig):
                     )
         for table in self.partition_by.keys() & self.cluster_by.keys():
             raise ValueError(
-                f"cluster_by {table}: Delta tables that are partitioned cannot be clustered (leave one of them out)"
+                f"cluster_by {table}: Delta tables that are partitioned cannot be clustered (leave "
+                "one of them out)"
             )
         return self
 

@@ -108,8 +108,8 @@ def server_error(where: str, line: str) -> DeltaforgeError:
     if permission := _PERMISSION.search(text):
         action = "publish to" if permission[1].lower() == "publish" else "subscribe to"
         return PermissionMissing(
-            f"{where}: the NATS user may not {action} {permission[2]}; the sink needs to publish to "
-            "its subjects and to $JS.API.STREAM.INFO.<stream>, with exactly_once also to "
+            f"{where}: the NATS user may not {action} {permission[2]}; the sink needs to publish "
+            "to its subjects and to $JS.API.STREAM.INFO.<stream>, with exactly_once also to "
             "$JS.API.STREAM.MSG.GET.<stream>, and to subscribe to _INBOX.>"
         )
     if "auth" in lower or "credential" in lower:

@@ -421,8 +421,8 @@ class Session:
     def _moved(self) -> PositionMoved:
         assert self._stream is not None
         return PositionMoved(
-            f"{self.link.where}: stream {self._stream.name!r} does not hold what this run left there: "
-            "another sender is at work, or the server has lost data"
+            f"{self.link.where}: stream {self._stream.name!r} does not hold what this run left "
+            "there: another sender is at work, or the server has lost data"
         )
 
     def _keeps_positions(self, task: Task) -> bool:
@@ -443,8 +443,8 @@ class Session:
             if self._terms.exactly_once and not fits(self._terms.pattern, subject):
                 row = task.row + pc.index(messages.column("destination"), subject).as_py()
                 raise Undeliverable(
-                    f"{self.link.where}: subject {subject!r} is not one of {self._terms.pattern!r}, "
-                    "where the sink keeps its position (exactly_once)",
+                    f"{self.link.where}: subject {subject!r} is not one of "
+                    f"{self._terms.pattern!r}, where the sink keeps its position (exactly_once)",
                     task.ordinal(row),
                     "routing",
                 )

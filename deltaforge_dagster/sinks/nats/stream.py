@@ -197,8 +197,8 @@ class Reader:
         elif f"{self._suffix}|" not in f"{last.id}|":
             problem = (
                 f"{self._link.where}: stream {self._stream!r}: the last message on "
-                f"{self._pattern!r}, sequence {last.sequence}, is another publisher's; exactly_once "
-                "needs subjects that nobody else writes to"
+                f"{self._pattern!r}, sequence {last.sequence}, is another publisher's; "
+                "exactly_once needs subjects that nobody else writes to"
             )
             return Held(last.sequence, last.sequence, problem=problem)
         if live is None:

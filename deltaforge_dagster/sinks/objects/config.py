@@ -72,7 +72,8 @@ def _bucket(text: str) -> str:
     scheme, colon, rest = text.partition("://")
     if colon and not _SCHEME.fullmatch(text):
         raise ValueError(
-            f"has the scheme {scheme}, but buckets are of s3://, gs:// or az:// (a folder: local: true, and its path)"
+            f"has the scheme {scheme}, but buckets are of s3://, gs:// or az:// (a folder: local: "
+            "true, and its path)"
         )
     if colon and "/" in rest.rstrip("/"):
         raise ValueError("has a path (write it as `prefix`)")
@@ -220,7 +221,8 @@ class S3SinkConfig(StagedSinkConfig):
         for part in (database, schema or database, table):
             if not may_be_folder(part):
                 raise TableRejected(
-                    f"sink {self.id}: {part!r} cannot be the name of a folder; do not capture the table, or rename it"
+                    f"sink {self.id}: {part!r} cannot be the name of a folder; do not capture the "
+                    "table, or rename it"
                 )
         return (schema or database, table)
 
@@ -239,8 +241,8 @@ class S3SinkConfig(StagedSinkConfig):
             return self
         if "://" not in self.bucket and "/" in self.bucket:
             raise ValueError(
-                "bucket: has a `/`, so it is no bucket's name (a local folder needs `local: true`, a folder in the "
-                "bucket is `prefix`)"
+                "bucket: has a `/`, so it is no bucket's name (a local folder needs `local: true`, "
+                "a folder in the bucket is `prefix`)"
             )
         if self.scheme == "s3" and self.options:
             raise ValueError(

@@ -219,13 +219,14 @@ class RemoteStore:
         shown = f" ({code or name})"
         if code in _WRONG_KEY or name in _NO_LOGIN:
             return AuthFailed(
-                f"{label}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
-                "secret_access_key, or the environment from which they come"
+                f"{label}: the credentials are missing, wrong or expired{shown}; correct "
+                "access_key_id and secret_access_key, or the environment from which they come"
             )
         if isinstance(error, PermissionError) or code in {"401", "403"}:
             return PermissionMissing(
-                f"{label}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
-                "PutObject, GetObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads"
+                f"{label}: access was denied{shown}; correct access_key_id and secret_access_key "
+                "(or `options`), or grant PutObject, GetObject, ListBucket, AbortMultipartUpload "
+                "and ListBucketMultipartUploads"
             )
         if isinstance(error, FileNotFoundError) or code == "404":
             return SinkRejected(f"{label}: it does not exist; create it, or correct `bucket`")

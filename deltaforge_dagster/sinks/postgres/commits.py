@@ -143,7 +143,8 @@ def lock(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:
         row = _select(connection, name, " FOR UPDATE")
     if row is None:
         raise TableRejected(
-            f"the row of {'.'.join(name)} in {COMMITS} was deleted at this moment; it is tried again"
+            f"the row of {'.'.join(name)} in {COMMITS} was deleted at this moment; "
+            "it is tried again"
         )
     return row
 

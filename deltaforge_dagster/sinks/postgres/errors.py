@@ -67,7 +67,8 @@ def connection_error(error: psycopg.Error, where: str, user: str) -> DeltaforgeE
     fatal = reason.partition("FATAL:")[2].strip()
     if "password authentication failed" in reason or "no password supplied" in reason:
         return AuthFailed(
-            f"{where}: wrong password for role {user!r}, or there is no such role; correct the sink's dsn"
+            f"{where}: wrong password for role {user!r}, or there is no such role; correct the "
+            "sink's dsn"
         )
     if re.match(r'role ".*" does not exist|.*pg_hba\.conf', fatal):
         return AuthFailed(

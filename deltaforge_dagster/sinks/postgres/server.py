@@ -126,8 +126,8 @@ class TargetServer:
                 return connection
             connection.close()
             problem = SinkRejected(
-                f"{self.where}: the server has version {version // 10_000}, and the sink needs 15 or newer, which "
-                "have MERGE; upgrade it"
+                f"{self.where}: the server has version {version // 10_000}, and the sink needs 15 "
+                "or newer, which have MERGE; upgrade it"
             )
         raise problem
 

@@ -141,7 +141,8 @@ class PostgresTarget:
         for part in self.name:
             if (why := bad_name(part)) is not None:
                 raise TableRejected(
-                    f"{self.label} cannot have the name {part}: {why}; give the sink a `table` with shorter names"
+                    f"{self.label} cannot have the name {part}: {why}; give the sink a `table` "
+                    "with shorter names"
                 )
         check_names((column.name for column in self.table.columns.columns), self.label, bad_column)
 
@@ -175,8 +176,9 @@ class PostgresTarget:
         self._check_kept(gone=remade or before.pipeline is None)
         if self.exists and before.is_of(self.owner) and before.relation not in {None, relation}:
             raise TableRejected(
-                f"{self.label} is another table than the one that was written: somebody has dropped it and made it again; if it "
-                f"has everything that the sink has written, execute {commits.claim(self.name)}; otherwise have it loaded again",
+                f"{self.label} is another table than the one that was written: somebody has "
+                "dropped it and made it again; if it has everything that the sink has written, "
+                f"execute {commits.claim(self.name)}; otherwise have it loaded again",
                 remedy=self.resync_command,
             )
         if remade:
@@ -296,8 +298,9 @@ class PostgresTarget:
         for name, type_ in self._own().items():
             if not holds(existing[name].type, type_):
                 raise TableRejected(
-                    f"{self.label}: its column {name}, which is ours, has the type {existing[name].type} and not {type_}; "
-                    f"rename it, or have the table loaded again",
+                    f"{self.label}: its column {name}, which is ours, has the type "
+                    f"{existing[name].type} and not {type_}; rename it, "
+                    "or have the table loaded again",
                     remedy=self.resync_command,
                 )
         self._check_key(relation, ours=ours)
@@ -353,9 +356,10 @@ class PostgresTarget:
         wanted = column_type(column.type)
         if not holds(wanted, existing.type):
             raise TableRejected(
-                f"{self.label}: its column {column.name} has the type {existing.type}, which does not hold the values of "
-                f"the source's column, {wanted}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again",
+                f"{self.label}: its column {column.name} has the type {existing.type}, which does "
+                f"not hold the values of the source's column, {wanted}; declare a type that it "
+                "holds under the sink's `types`, change the type of the table's column, or have "
+                "the table loaded again",
                 remedy=self.resync_command,
             )
         left = self.table.left.get(column.name)
@@ -382,8 +386,9 @@ class PostgresTarget:
                 self._alter(f"ADD PRIMARY KEY ({names})")
                 return
             raise TableRejected(
-                f"{self.label} has no primary key or unique index of exactly ({names}), by which its rows are found; "
-                f"make one (ALTER TABLE {self.sql} ADD UNIQUE ({names})), or have the table loaded again",
+                f"{self.label} has no primary key or unique index of exactly ({names}), by which "
+                f"its rows are found; make one (ALTER TABLE {self.sql} ADD UNIQUE ({names})), or "
+                "have the table loaded again",
                 remedy=self.resync_command,
             )
 
@@ -424,8 +429,8 @@ class PostgresTarget:
             return None
         if row[1] not in _TABLES:
             raise TableRejected(
-                f"{self.label}: something of that name exists and is no table (a view, perhaps); rename it, or change "
-                "the sink's `table`"
+                f"{self.label}: something of that name exists and is no table (a view, perhaps); "
+                "rename it, or change the sink's `table`"
             )
         return row[0]
 
@@ -468,19 +473,21 @@ class PostgresTarget:
         """
         if row.pipeline is None and self._is_source():
             raise TableRejected(
-                f"{self.label} has database, schema and name of the source's table and is published, so the sink would "
-                "write to its own source; change the sink's `dsn` or `table`, or, if it is another server's, execute "
-                f"{commits.claim(self.name)}"
+                f"{self.label} has database, schema and name of the source's table and is "
+                "published, so the sink would write to its own source; change the sink's `dsn` or "
+                f"`table`, or, if it is another server's, execute {commits.claim(self.name)}"
             )
         if row.pipeline is None and not empty:
             raise TableRejected(
-                f"{self.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty the "
-                f"table, or, if the rows are this sink's after all, execute {commits.claim(self.name)}"
+                f"{self.label} exists, with rows that are not from DeltaForge; change the sink's "
+                "`table`, or empty the table, or, if the rows are this sink's after all, "
+                f"execute {commits.claim(self.name)}"
             )
         if row.pipeline and not row.is_of(self.owner):
             raise TableRejected(
-                f"{self.label} belongs to sink {row.sink} of pipeline {row.pipeline}; change the sink's `table`, "
-                f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
+                f"{self.label} belongs to sink {row.sink} of pipeline {row.pipeline}; change the "
+                "sink's `table`, or, if that sink will never write to it again, "
+                f"execute {commits.claim(self.name)}"
             )
         if row.pipeline and row.source and row.source != self.table.source_name:
             raise other_source(self.label, row.source, self.table.source_name)

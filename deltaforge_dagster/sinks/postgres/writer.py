@@ -179,8 +179,8 @@ class PostgresWriter:
                 raise SinkUnavailable(f"{where}: connection lost") from None
         if problem == NOT_PERMITTED:
             raise PermissionMissing(
-                f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; make "
-                f"its schema, or make the role the owner of that schema",
+                f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; "
+                "make its schema, or make the role the owner of that schema",
                 remedy=f"CREATE SCHEMA {commits.SCHEMA} AUTHORIZATION {quoted(self._server.user)}",
             )
         if problem is not None:
@@ -287,8 +287,9 @@ class _Application:
             values = wire(column)
             if has_nul(values):
                 raise TableRejected(
-                    f"{self._target.label}: a value of its column {name} has the character NUL, which PostgreSQL's texts "
-                    "cannot have; replace it in the source or with a processor, or leave the column out with a column rule"
+                    f"{self._target.label}: a value of its column {name} has the character NUL, "
+                    "which PostgreSQL's texts cannot have; replace it in the source or with a "
+                    "processor, or leave the column out with a column rule"
                 )
             sent.append(values)
         return copy_rows(sent)

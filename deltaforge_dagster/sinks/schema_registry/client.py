@@ -62,9 +62,10 @@ class SchemaRegistryClient:
         answer = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", content)
         if answer.status_code == _INCOMPATIBLE:
             raise SinkRejected(
-                f"{self._where} refuses the new schema of subject {subject!r}, because it is not compatible with an "
-                f"earlier one{_said(answer)}; set another compatibility for the subject (PUT /config/{subject}), or send to "
-                "another topic; nothing is sent until then"
+                f"{self._where} refuses the new schema of subject {subject!r}, because it is not "
+                f"compatible with an earlier one{_said(answer)}; set another compatibility for the "
+                f"subject (PUT /config/{subject}), or send to another topic; "
+                "nothing is sent until then"
             )
         self._check(answer, f"register a schema under subject {subject!r}")
         reply = self._content(answer)
@@ -133,7 +134,8 @@ class SchemaRegistryClient:
             return ssl.create_default_context(cafile=self._encoding.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(
-                f"{self._where}: ca_file {self._encoding.ca_file} cannot be read as certificates ({error})"
+                f"{self._where}: ca_file {self._encoding.ca_file} cannot be read as certificates "
+                f"({error})"
             ) from error
 
     def _check(self, answer: httpx.Response, what: str) -> None:
@@ -159,7 +161,8 @@ class SchemaRegistryClient:
 
     def _no_registry(self, why: str) -> DeltaforgeError:
         return SinkRejected(
-            f"{self._where} does not answer as a schema registry does: {why}; check encoding.schema_registry_url"
+            f"{self._where} does not answer as a schema registry does: {why}; "
+            "check encoding.schema_registry_url"
         )
 
 

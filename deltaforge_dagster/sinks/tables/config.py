@@ -66,7 +66,8 @@ def _source_table(name: str) -> str:
     schema, dot, table = name.partition(".")
     if not (schema and dot and table):
         raise ValueError(
-            f"names the table {name!r} (write schema.table, or database.table if the source has no schemas)"
+            f"names the table {name!r} (write schema.table, or database.table if the source has no "
+            "schemas)"
         )
     return name
 
