@@ -1,8 +1,9 @@
-"""ClickHouse's HTTP interface (ClickHouse's documentation, "HTTP Interface"): one query after another on one connection.
+"""ClickHouse's HTTP interface: one query after another on one connection.
 
-A query without data is the body of a request; otherwise the query is a parameter of the URL, and
-the data are the body. Settings are parameters of the URL. `wait_end_of_query` keeps the answer back
-until the query has ended, so that its status is that of the whole query.
+ClickHouse's documentation describes it ("HTTP Interface"). A query without data is the body of a
+request; otherwise the query is a parameter of the URL, and the data are the body. Settings are
+parameters of the URL. `wait_end_of_query` keeps the answer back until the query has ended, so that
+its status is that of the whole query.
 """
 
 from __future__ import annotations

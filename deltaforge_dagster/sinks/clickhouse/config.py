@@ -49,7 +49,9 @@ class ClickhouseTls(Block):
     enabled: bool = True
     """Whether TLS is used; the `url` must say the same."""
     ca_file: Text | None = None
-    """File with the certificates of the authorities to trust, in PEM; by default those of the system."""
+    """File with the certificates of the authorities to trust, in PEM; by default those of the
+    system.
+    """
     insecure_skip_verify: bool = False
     """Accept every certificate. Anybody in between can then read and change everything."""
 
@@ -84,7 +86,9 @@ class ClickhouseSinkConfig(TableSinkConfig):
     row exactly, or the time of the change, which [does not always](clickhouse.md#versions).
     """
     send_timeout_secs: Seconds = 30.0
-    """How long the server may go without accepting or sending a byte; it answers when a query has ended."""
+    """How long the server may go without accepting or sending a byte; it answers when a query has
+    ended.
+    """
     auto_create: bool = True
     """Whether the sink creates tables, and adds and widens columns.
 

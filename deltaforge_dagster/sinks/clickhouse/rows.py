@@ -33,7 +33,10 @@ ABSENT = "_absent"
 
 INSERT_ROWS = 500_000
 INSERT_BYTES = 64 << 20
-"""Most rows, and bytes in memory, of one INSERT: few enough for ClickHouse to make one block of them, which is added at once."""
+"""Most rows, and bytes in memory, of one INSERT.
+
+They are few enough for ClickHouse to make one block of them, which is added at once.
+"""
 
 _FIRST, _LAST = dt.date(1900, 1, 1), dt.date(2299, 12, 31)
 _EPOCH = dt.date(1970, 1, 1)

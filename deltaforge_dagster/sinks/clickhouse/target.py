@@ -177,7 +177,10 @@ class ClickhouseTarget:
         )
 
     def figures(self) -> TableFigures:
-        """Return rows and bytes of all parts of the table: replaced rows count until the server has merged them."""
+        """Return rows and bytes of all parts of the table.
+
+        Replaced rows count until the server has merged them.
+        """
         counted = self._catalog("total_rows, total_bytes")
         if not counted or counted[0]["total_rows"] is None:
             return TableFigures()

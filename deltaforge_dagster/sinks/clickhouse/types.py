@@ -1,4 +1,4 @@
-"""What a column of the source is in ClickHouse, and which types of an existing table hold its values."""
+"""What a source's column is in ClickHouse, and which types of an existing table hold its values."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def is_nullable(type_: str) -> bool:
 
 
 def plain(type_: str) -> str:
-    """Return a type without `LowCardinality` and `Nullable`, which do not change what values there are beside null."""
+    """Return a type without `LowCardinality` and `Nullable`.
+
+    They do not change what values there are beside null.
+    """
     return _inside(_inside(type_, "LowCardinality"), "Nullable")
 
 

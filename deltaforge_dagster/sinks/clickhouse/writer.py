@@ -1,11 +1,13 @@
-"""Applies the staged changes of a table to the table, exactly once: a commit that is repeated changes nothing.
+"""Applies the staged changes of a table, exactly once: a commit that is repeated changes nothing.
 
-``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it can be inserted any number of
-               times. A delete is a row that is marked deleted. A truncate marks all rows deleted that the table has, in
-               place of TRUNCATE, which would also remove rows that were inserted after it was sent.
-``changelog``  Before a commit is added, the table is asked for rows of this version or greater ones. There are none unless
-               this commit, or a later one, was delivered already; then rows with the event ids of those are left out. Each
-               INSERT has a deduplication token, which stops one that a killed run has sent and that arrives late.
+``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it
+               can be inserted any number of times. A delete is a row that is marked deleted. A
+               truncate marks all rows deleted that the table has, in place of TRUNCATE, which would
+               also remove rows that were inserted after it was sent.
+``changelog``  Before a commit is added, the table is asked for rows of this version or greater
+               ones. There are none unless this commit, or a later one, was delivered already; then
+               rows with the event ids of those are left out. Each INSERT has a deduplication token,
+               which stops one that a killed run has sent and that arrives late.
 """
 
 # ruff: noqa: S608 - names and texts in queries are quoted
@@ -202,11 +204,14 @@ class _TableCommit:
         return span
 
     def _newest(self) -> int | None:
-        """Return the greatest version that the table has, unless that is below all that the commit can have had."""
+        """Return the greatest version that the table has.
+
+        Return None if that is below all that the commit can have had.
+        """
         rows = self.target.client.rows(
             self.target.label,
-            f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known FROM {self.target.name}"
-            f" WHERE {VERSION} >= {_number(self._floor)}",
+            f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known"
+            f" FROM {self.target.name} WHERE {VERSION} >= {_number(self._floor)}",
         )
         return int(rows[0]["newest"]) if rows[0]["known"] else None
 
@@ -272,7 +277,8 @@ class _TableCommit:
         structure = ", ".join(f"{quoted(name)} {types[name]}" for name in names)
         columns = ", ".join(map(quoted, names))
         query = (
-            f"INSERT INTO {self.target.name} ({columns}) SELECT {columns} FROM input({literal(structure)})"
+            f"INSERT INTO {self.target.name} ({columns})"
+            f" SELECT {columns} FROM input({literal(structure)})"
             f" WHERE {EVENT} NOT IN (SELECT {EVENT} FROM {self.target.name}"
             f" WHERE {VERSION} >= {_number(self._floor)}) FORMAT ArrowStream"
         )

@@ -1,13 +1,14 @@
 """What the response to a request means for its messages (RFC 9110, "Status Codes").
 
-============================  =======================================================================
-2xx                           delivered
-3xx                           the configuration is wrong: redirects are not followed, because changes would go to another
-                              place than the file says
-401, 403                      the credentials are refused
-408, 425, 429, 5xx            not now: the same request is repeated, after `Retry-After` if the response has it
-other 4xx                     refused for good: a batch is divided, a single change is undeliverable
-============================  =======================================================================
+==================  ================================================================================
+2xx                 delivered
+3xx                 the configuration is wrong: redirects are not followed, because changes would go
+                    to another place than the file says
+401, 403            the credentials are refused
+408, 425, 429, 5xx  not now: the same request is repeated, after `Retry-After` if the response has
+                    it
+other 4xx           refused for good: a batch is divided, a single change is undeliverable
+==================  ================================================================================
 """
 
 from __future__ import annotations

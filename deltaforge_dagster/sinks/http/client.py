@@ -185,7 +185,9 @@ class HttpClient:
         return judge(where, status, response_headers, body)
 
     def reach(self, url: str) -> bool:
-        """Connect to the server of a URL, and disconnect; return whether it has proved its identity with TLS.
+        """Connect to the server of a URL; return whether it has proved its identity with TLS.
+
+        Disconnects then.
 
         Raises:
             SinkUnavailable: It cannot be reached.

@@ -42,7 +42,10 @@ class RequestMaker(Protocol):
     """Makes requests (`client.HttpClient`)."""
 
     def attempt(self, request: HttpRequest) -> Refusal | None:
-        """Make a request; return None once its messages are acknowledged, or why they never can be."""
+        """Make a request.
+
+        Return None once its messages are acknowledged, or why they never can be.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -189,7 +192,7 @@ class Flight:
             self._interrupted(request, outcome)
 
     def _land(self, request: HttpRequest, *, acknowledged: bool) -> None:
-        """Record that a request is not under way any more; unless acknowledged, it is open again."""
+        """Record that a request is no longer under way; unless acknowledged, it is open again."""
         del self._flying[request.start]
         if request.keys is not None:
             self._busy[request.keys] = False
@@ -205,7 +208,10 @@ class Flight:
             heapq.heapify(self._again)
         else:
             ordinal = self._requests.ordinal(request.start)
-            text = f"{self._where}: {origin_of(request.url)} refuses the message of ordinal {ordinal} with {refusal}"
+            text = (
+                f"{self._where}: {origin_of(request.url)} refuses the message of ordinal {ordinal} "
+                f"with {refusal}"
+            )
             error = Undeliverable(text, ordinal, refusal.cause, refusal.detail)
             self._failed(request.start, error)
 

@@ -1,4 +1,4 @@
-"""Connections to HTTP servers: to checked addresses only, with a deadline, and ended from any thread.
+"""Connections to HTTP servers: to checked addresses only, with a deadline, ended by any thread.
 
 Implements httpcore's `NetworkBackend`. An address is checked after the name was resolved, and
 exactly that address is connected to, so a name that resolves differently the next time opens no way
@@ -122,7 +122,7 @@ class Network(httpcore.NetworkBackend):
             self._streams.discard(stream)
 
     def interrupt(self) -> None:
-        """Reset every connection, and new ones until `begin`; threads that wait for one get an error."""
+        """Reset every connection, and new ones until `begin`; waiting threads get an error."""
         with self._lock:
             self._interrupted = True
             for stream in self._streams:
@@ -207,7 +207,10 @@ class _HttpStream(httpcore.NetworkStream):
         return self._network.opened(secured)
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore asks: whether an idle connection has something to read, which is its end."""
+        """Return what httpcore asks.
+
+        `is_readable` is whether an idle connection has something to read, which is its end.
+        """
         if info == "is_readable":
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)

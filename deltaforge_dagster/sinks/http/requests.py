@@ -96,7 +96,10 @@ class HttpRequest:
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL: what messages show of it, since the rest may hold values of rows."""
+    """Return scheme, host and port of a URL.
+
+    Messages show only these, since the rest may hold values of rows.
+    """
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -165,7 +168,7 @@ class HttpRequests:
         return min(group, whole_ordinals(self._messages, start, fit))
 
     def _request(self, start: int, stop: int) -> HttpRequest:
-        """Return the request of some rows, or of those before the first one that cannot be part of it.
+        """Return the request of some rows, or of those before the first that cannot be part of it.
 
         Raises:
             Undeliverable: The first row cannot be part of a request.

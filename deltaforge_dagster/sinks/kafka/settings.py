@@ -61,7 +61,10 @@ class Batching(Enum):
     """
 
     LARGE = 2 << 20
-    """Brokers accept them if compression halves them, as it does with all but random or compressed data."""
+    """Brokers accept them if compression halves them.
+
+    It does so with all but random or compressed data.
+    """
     USUAL = 1 << 20
     """Brokers accept them without any compression."""
     ALONE = 0

@@ -149,7 +149,7 @@ class KafkaSink:
             client.connect()
 
     def position(self) -> SinkPosition | None:
-        """Return the position stored in the cluster, or None if none is stored or the sink keeps none.
+        """Return the position stored in the cluster; None if none is stored or the sink keeps none.
 
         Fences every other producer with the same transactional id.
 
@@ -220,7 +220,7 @@ class KafkaSink:
             client.stopped.set()
 
     def _impossible_topic(self, rows: _BatchRows) -> tuple[int, Undeliverable | None]:
-        """Return the first row of the first change with an invalid topic name, and the error for it.
+        """Return the first row of the first change with an invalid topic name, and its error.
 
         If all names are valid, return the number of rows and None.
         """
@@ -246,7 +246,7 @@ class KafkaSink:
     def _acknowledged(
         self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, batching: Batching
     ) -> Iterator[int]:
-        """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
+        """Send the rows `start` to `stop`; after each chunk, yield the end of acknowledged rows."""
         client = self._connected(batching)
         while start < stop:
             start = self._send_piece(client, rows, start, stop, guard)
@@ -274,7 +274,7 @@ class KafkaSink:
     def _send_piece(
         self, client: Client, rows: _BatchRows, start: int, stop: int, guard: SendGuard
     ) -> int:
-        """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
+        """Send one client chunk of rows from `start`, at most up to `stop`; return its end."""
         pieces = rows.pieces(start, stop, client.room(rows.topic(start)))
         for topic in {name for piece in pieces for name in _topics(piece)}:
             client.check_topic(topic)
@@ -293,7 +293,8 @@ class KafkaSink:
         if client is None or not client.usable or (other and not client.timed_out):
             self._client = client = Client(self._settings, batching=batching)
         client.stopped.clear()
-        self._use.raise_when_closed()  # `close` may have been called before there was a client to stop
+        # `close` may have been called before there was a client to stop.
+        self._use.raise_when_closed()
         return client
 
     def _transacting(self) -> Transactions:
@@ -310,7 +311,7 @@ class KafkaSink:
         return self._renewed()
 
     def _take_over_again(self, guard: SendGuard, batching: Batching) -> None:
-        """Continue with a new producer after a refusal, provided that nobody else has sent meanwhile."""
+        """Continue with a new producer after a refusal, if nobody else has sent meanwhile."""
         assert self._transactions is not None
         assert self._transactional_id is not None
         held = self._transactions.newest
@@ -389,7 +390,7 @@ class _BatchRows:
         return range(*(int(end) + row - index for end in ends))
 
     def pieces(self, start: int, stop: int, most: int) -> list[pa.RecordBatch]:
-        """Return the rows of a client chunk that begins at `start` and ends at `stop` at the latest.
+        """Return the rows of a client chunk that begins at `start` and goes at most up to `stop`.
 
         Args:
             start: The first row.

@@ -41,7 +41,7 @@ _PAUSE = 0.05
 _ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
 _HANG_SECONDS = 12.0
-"""Seconds after which a call that should have returned within half a second, or ten, is given up."""
+"""Seconds after which a call is given up that should take at most half a second, or ten."""
 
 _PLAIN_TEXT = 2_000
 """Length up to which a position is stored as readable text. Brokers accept 4,096 bytes
@@ -58,7 +58,7 @@ _PASSING = frozenset(
         KafkaError._TRANSPORT,  # noqa: SLF001
     ]
 )
-"""Errors of brokers that have just started or taken over from another one; they pass by themselves."""
+"""Errors of brokers that have just started or taken over from others; they pass by themselves."""
 
 _NOT_OURS = frozenset([KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
 """Errors of topics that the user may not see or that were just deleted: they hold no position."""
@@ -185,7 +185,7 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
-        """Return the offset of the group that holds the newest position, or None if there is none."""
+        """Return the offset of the group that holds the newest position; None if there is none."""
         # librdkafka's admin interface could list the group's offsets in one call, but it was
         # observed to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
@@ -209,7 +209,7 @@ class Transactions:
         return max(held, key=lambda offset: offset.offset, default=None)
 
     def _patiently(self, call: Callable[[float], object]) -> None:
-        """Repeat a call until it succeeds, fails permanently, runs out of time, or `stopped` is set."""
+        """Repeat a call until it succeeds, fails for good, runs out of time, or is stopped."""
         deadline = time.monotonic() + self._seconds
         while True:
             self.client.raise_when_stopped()

@@ -85,7 +85,10 @@ class PendingRows:
 
     def absent(self, through: int) -> str:
         """Return a query for the columns, in lower case, that rows up to a position lack."""
-        return f"SELECT DISTINCT explode(df_absent) AS name FROM {self.table} WHERE df_position <= {through}"
+        return (
+            f"SELECT DISTINCT explode(df_absent) AS name FROM {self.table}"
+            f" WHERE df_position <= {through}"
+        )
 
     def folded(self, through: int, absent: Collection[str]) -> str:
         """Return a query for the net effect of the rows up to a position, as staged rows.
@@ -154,7 +157,8 @@ class PendingRows:
             "UNION ALL\n"
             f"SELECT {', '.join(changed)}\n"
             f"FROM df_pending AS s LEFT JOIN (\n"
-            f"  SELECT /*+ BROADCAST(s) */ t.* FROM {table} AS t SEMI JOIN df_pending AS s ON {same}\n"
+            f"  SELECT /*+ BROADCAST(s) */ t.* FROM {table} AS t"
+            f" SEMI JOIN df_pending AS s ON {same}\n"
             f") AS t ON {same}\n"
             f"WHERE s.df_last.df_op <> 'd' AND (t.df_position IS NULL OR {later})"
         )

@@ -31,7 +31,10 @@ _ALL = "s.df_segment >= 0"
 
 Spark makes a Bloom filter of the keys of rows only if these are selected by a condition.
 """
-LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+LATER = (
+    "(t.df_position < s.df_position"
+    " OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+)
 """Condition that a change `s` has a later place than the row `t` of a table."""
 
 
@@ -321,7 +324,8 @@ class Statements:
             for column in self.columns
         ]
         old_keys = [
-            f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'} AS {quoted(k.name)}"
+            f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'}"
+            f" AS {quoted(k.name)}"
             for k in self.columns
         ]
         return (
