@@ -151,7 +151,7 @@ class Client:
 
     @property
     def usable(self) -> bool:
-        """Whether the client can continue: no fatal error, no message in its queue or on its way."""
+        """Whether the client can continue: no fatal error, no message queued or on its way."""
         self.serve()  # `len` also counts events that have not been polled
         return not self.spent and not len(self.producer)
 

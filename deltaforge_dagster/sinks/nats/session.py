@@ -294,7 +294,7 @@ class Session:
         self._expected = self.link.answers.sequence or self._expected
 
     def _call_guard(self, guard: SendGuard) -> None:
-        """Call the guard; if it refuses, wait for the answers to the messages that are on their way."""
+        """Call the guard; if it refuses, wait for the answers to the messages on their way."""
         try:
             guard()
         except BaseException:
@@ -451,7 +451,7 @@ class Session:
         self._known = subjects if len(self._known) > _KNOWN_SUBJECTS else self._known | fresh
 
     def _skip_partial(self, packer: Packer, task: Task) -> None:
-        """Skip messages of the first change that have arrived already, if only some of them have."""
+        """Skip messages of the first change that have arrived, if only some of them have."""
         partial = self.held.partial
         if partial is None or task.batch.origin is None or task.row > 0:
             return
@@ -475,7 +475,7 @@ class Session:
 
 
 def _is_id(text: str, packer: Packer, row: int) -> bool:
-    """Return whether a message's id is that of a row, in this pass or stored again in another one."""
+    """Return whether a message's id is that of a row, in this pass or stored again in another."""
     return f"{text}|".startswith(f"{packer.message_id(row)}|")
 
 

@@ -91,7 +91,10 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         pipeline: str,  # noqa: ARG002
         tables: CapturedTables,  # noqa: ARG002
     ) -> Sequence[OwnedResource]:
-        """Return the subjects of a sink that delivers exactly once: its position is the last message of them."""
+        """Return the subjects of a sink that delivers exactly once.
+
+        Its position is the last message of them.
+        """
         if not config.exactly_once:
             return ()
         urls = config.url.get_secret_value().split(",")

@@ -44,7 +44,10 @@ _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredential
 _TAKEN = {"PreconditionFailed", "412"}
 """Codes for an object that exists already."""
 _PART_BYTES = 16 << 20
-"""Bytes of a part of a large object, which are in memory until they are sent; S3 allows 10,000 parts."""
+"""Bytes of a part of a large object.
+
+They are in memory until they are sent; S3 allows 10,000 parts.
+"""
 
 
 class NewObject(Protocol):

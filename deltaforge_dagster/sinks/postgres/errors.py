@@ -26,7 +26,10 @@ _COMMITS = ("deltaforge", "commits")
 
 _LATER: dict[str, str] = {
     "57014": "the statement was cancelled, or took longer than the server allows",
-    "55P03": "somebody else holds a lock on the table for too long; end what holds it (pg_locks), or wait",
+    "55P03": (
+        "somebody else holds a lock on the table for too long; end what holds it (pg_locks), "
+        "or wait"
+    ),
     "25006": "the server takes no changes: it is a standby, or default_transaction_read_only is on",
 }
 _LATER_CLASSES = {"08", "40", "53", "57", "58", "XX"}
@@ -34,9 +37,13 @@ _LATER_CLASSES = {"08", "40", "53", "57", "58", "XX"}
 
 _CONSTRAINTS = {
     "23502": "its column {column} must not be null, and the source's rows have no value for it",
-    "23503": "its foreign key {constraint} refuses a change: tables are committed one after the other",
-    "23505": "its unique index {constraint} refuses a row that the source has; drop the index, or make it a constraint "
-    "that is DEFERRABLE INITIALLY DEFERRED",
+    "23503": (
+        "its foreign key {constraint} refuses a change: tables are committed one after the other"
+    ),
+    "23505": (
+        "its unique index {constraint} refuses a row that the source has; drop the index, "
+        "or make it a constraint that is DEFERRABLE INITIALLY DEFERRED"
+    ),
 }
 _CONSTRAINT_REMEDIES = {
     "23502": "ALTER TABLE {table} ALTER COLUMN {column} DROP NOT NULL",
@@ -49,8 +56,10 @@ _VALUES = {
     "22008": "a date or time is out of range",
     "22021": "a text has a character that the server cannot store",
     "22P02": "a text is no value of its column's type",
-    "22P05": "a text has a character that the database's encoding lacks (use a database with the encoding UTF8), or a "
-    "document has \\u0000, which jsonb cannot have",
+    "22P05": (
+        "a text has a character that the database's encoding lacks (use a database with the "
+        "encoding UTF8), or a document has \\u0000, which jsonb cannot have"
+    ),
 }
 """What is wrong with a value; the server's own text would quote it."""
 
@@ -120,7 +129,10 @@ def _remedy(error: psycopg.Error, state: str, user: str, name: tuple[str, str]) 
 
 
 def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
-    """Return the statement that gives a role the right that it lacks, None for a right on something else."""
+    """Return the statement that gives a role the right that it lacks.
+
+    Return None for a right on something else.
+    """
     schema, _ = name
     for table in (name, _COMMITS):
         if text == f"permission denied for table {table[1]}":
@@ -137,8 +149,8 @@ def _why(error: psycopg.Error, state: str) -> str:
     diagnosis = error.diag
     if state == NOT_PERMITTED:
         return (
-            f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE, DELETE and "
-            "TRUNCATE on it, and USAGE on its schema"
+            f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, "
+            "INSERT, UPDATE, DELETE and TRUNCATE on it, and USAGE on its schema"
         )
     if state in _CONSTRAINTS:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}

@@ -67,11 +67,14 @@ def _database(
         return
     if _found(connection, "SELECT current_setting('server_encoding')") != "UTF8":
         yield Finding(
-            subject, "warning", "the database's encoding is not UTF8: a table with a character that it lacks is held"
+            subject, "warning",
+            "the database's encoding is not UTF8: a table with a character that it lacks is held",
         )  # fmt: skip
     if not _may(connection, "has_database_privilege(current_database(), 'TEMPORARY')"):
         yield Finding(
-            subject, "error", f"role {server.user!r} may not make temporary tables, through which changes are applied",
+            subject, "error",
+            f"role {server.user!r} may not make temporary tables, "
+            "through which changes are applied",
             f"GRANT TEMPORARY ON DATABASE {quoted(server.database)} TO {quoted(server.user)}",
         )  # fmt: skip
     record = commits.relation(connection, commits.NAME)
@@ -79,12 +82,15 @@ def _database(
         lacking = _lacking(connection, record[0], _RECORD_RIGHTS)
         if lacking:
             yield Finding(
-                subject, "error", f"role {server.user!r} may not {' and '.join(lacking)} in {commits.COMMITS}",
+                subject, "error",
+                f"role {server.user!r} may not {' and '.join(lacking)} in {commits.COMMITS}",
                 f"GRANT {', '.join(lacking)} ON {commits.COMMITS} TO {quoted(server.user)}",
             )  # fmt: skip
     elif not _may_create(connection, commits.SCHEMA):
         yield Finding(
-            subject, "error", f"role {server.user!r} may not make the table {commits.COMMITS}, which says which commits tables have",
+            subject, "error",
+            f"role {server.user!r} may not make the table {commits.COMMITS}, "
+            "which says which commits tables have",
             f"CREATE SCHEMA {commits.SCHEMA} AUTHORIZATION {quoted(server.user)}",
         )  # fmt: skip
 
@@ -113,13 +119,17 @@ def _table(
         )  # fmt: skip
     if row.pipeline and (row.pipeline, row.sink) != (pipeline, server.sink_id):
         return Finding(
-            subject, "error", f"it belongs to sink {row.sink} of pipeline {row.pipeline}; if that one will never "
-            "write to it again", commits.claim(_split(name)),
+            subject, "error",
+            f"it belongs to sink {row.sink} of pipeline {row.pipeline}; "
+            "if that one will never write to it again",
+            commits.claim(_split(name)),
         )  # fmt: skip
     if row.pipeline is None and _found(connection, f"SELECT EXISTS (SELECT FROM {table})"):
         return Finding(
-            subject, "error", "it exists, with rows that are not from DeltaForge; empty it, or, if the rows are this sink's "
-            "after all", commits.claim(_split(name)),
+            subject, "error",
+            "it exists, with rows that are not from DeltaForge; empty it, "
+            "or, if the rows are this sink's after all",
+            commits.claim(_split(name)),
         )  # fmt: skip
     owns = _may(
         connection,
@@ -128,7 +138,9 @@ def _table(
     )
     if not owns:
         return Finding(
-            subject, "warning", f"role {server.user!r} does not own it, so the table is held if the source gets other columns",
+            subject, "warning",
+            f"role {server.user!r} does not own it, "
+            "so the table is held if the source gets other columns",
             f"ALTER TABLE {table} OWNER TO {quoted(server.user)}",
         )  # fmt: skip
     return Finding(subject, "ok", "it exists and may be written")
@@ -160,7 +172,8 @@ def _may_create(connection: psycopg.Connection, schema: str) -> bool:
         return _may(connection, "has_database_privilege(current_database(), 'CREATE')")
     return _may(
         connection,
-        "has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE') AND has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')",
+        "has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE')"
+        " AND has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')",
         quoted(schema),
         quoted(schema),
     )

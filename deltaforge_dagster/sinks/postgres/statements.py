@@ -51,7 +51,7 @@ def own_columns(mode: TableMode, *, soft_deletes: bool) -> Mapping[str, str]:
 
 
 def staged_meta(mode: TableMode, *, exact_keys: bool) -> Sequence[str]:
-    """Return the columns of staged files, beside those of the table, that the statements of a mode read.
+    """Return the columns of staged files, beside the table's, that the statements of a mode read.
 
     Args:
         mode: The mode.
@@ -138,7 +138,10 @@ class PostgresStatements:
         return [column for column in self.columns if column.staged in self.absent]
 
     def stage(self, meta: Sequence[str], *, absent: bool, rekey: bool) -> str:
-        """Return the statement that makes the temporary table, with the columns in the order in which they are sent."""
+        """Return the statement that makes the temporary table.
+
+        It has the columns in the order in which they are sent.
+        """
         fields = [f"c{column.number} {column.staged_type}" for column in self.columns]
         fields += [f"{name} {_STAGED_META[name]}" for name in meta]
         if absent:
@@ -160,7 +163,10 @@ class PostgresStatements:
         return self._insert({name: f"s.{name}" for name in _CHANGELOG})
 
     def truncated_changelog(self) -> str:
-        """Return the statement that adds a row about a truncate, given position, ordinal and time."""
+        """Return the statement that adds a row about a truncate.
+
+        Its parameters are position, ordinal and time.
+        """
         return (
             f"INSERT INTO {self._escaped} (df_op, df_position, df_ordinal, df_event_time)"
             " VALUES ('t', %s, %s, %s)"
@@ -174,7 +180,10 @@ class PostgresStatements:
 
     def truncate_history(self) -> str:
         """Return the statement that ends all versions that are current, given the time."""
-        return f"UPDATE {self._escaped} SET df_valid_to = %s, df_is_current = false WHERE df_is_current"
+        return (
+            f"UPDATE {self._escaped} SET df_valid_to = %s, df_is_current = false"
+            " WHERE df_is_current"
+        )
 
     def merge_current(self, *, absent: bool, soft_deletes: bool) -> str:
         """Return the statement that applies rows, one per key, to a table of current rows.
@@ -214,8 +223,9 @@ class PostgresStatements:
             last = f"DISTINCT ON ({order}) "
             order += ", f.df_segment DESC, f.df_ordinal DESC, f.df_op = 'd'"
         return (
-            f"MERGE INTO {self.table} AS t USING (SELECT {last}{', '.join(chosen)} FROM {_FROM} AS f"
-            f" ORDER BY {order}) AS s ON {self._same('c')}"
+            f"MERGE INTO {self.table} AS t"
+            f" USING (SELECT {last}{', '.join(chosen)} FROM {_FROM} AS f ORDER BY {order}) AS s"
+            f" ON {self._same('c')}"
             f" WHEN MATCHED AND s.df_op = 'd' THEN {deletion}"
             f" WHEN MATCHED THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
@@ -230,7 +240,8 @@ class PostgresStatements:
             current: Whether the table has versions of rows, of which the current one counts.
         """
         filled = [
-            f"c{column.number} = CASE WHEN s.a{column.number} THEN {column.sent('t')} ELSE s.c{column.number} END"
+            f"c{column.number} = CASE WHEN s.a{column.number} THEN {column.sent('t')}"
+            f" ELSE s.c{column.number} END"
             for column in self.lacked
         ]
         incomplete = " OR ".join(f"s.a{column.number}" for column in self.lacked)
@@ -261,7 +272,10 @@ class PostgresStatements:
         )
 
     def close(self) -> str:
-        """Return the statement that ends the current versions of keys, when their first staged rows begin."""
+        """Return the statement that ends the current versions of keys.
+
+        They end when the first staged rows of the keys begin.
+        """
         keys = ", ".join(column.value("f") for column in self.keys)
         first = (
             f"SELECT DISTINCT ON ({keys}) f.* FROM {_FROM} AS f"

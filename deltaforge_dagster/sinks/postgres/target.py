@@ -49,17 +49,20 @@ _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype = 'e',
   CASE WHEN NOT c.collisdeterministic
     THEN c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END
-FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid \
+LEFT JOIN pg_collation c ON c.oid = a.attcollation
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 _FIGURES = """
 SELECT sum(CASE
-    WHEN pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid) > 0
+    WHEN pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) \
++ pg_stat_get_tuples_deleted(c.oid) > 0
     THEN pg_stat_get_live_tuples(c.oid)
     ELSE nullif(c.reltuples::bigint, -1) END)::bigint,
   sum(pg_table_size(c.oid))::bigint
 FROM pg_class c
-WHERE c.relkind <> 'p' AND (c.oid = %(table)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(table)s)))"""
+WHERE c.relkind <> 'p' \
+AND (c.oid = %(table)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(table)s)))"""
 """Estimates of a table's rows and bytes, including those of its partitions.
 
 The counters of changed rows lag a commit behind, and start from zero after a crash; then the
@@ -277,7 +280,7 @@ class PostgresTarget:
         self.connection.execute(f"COMMENT ON TABLE {self.sql} IS {literal(text)}")
 
     def fit(self, relation: int, *, ours: bool) -> Sequence[TargetColumn]:
-        """Return where the columns of staged rows go, after adding and widening columns of the table.
+        """Return where columns of staged rows go, after adding and widening columns of the table.
 
         Args:
             relation: The oid of the table.

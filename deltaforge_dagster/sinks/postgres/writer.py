@@ -1,4 +1,4 @@
-"""Applies the staged changes of a table to the table, in one transaction with the record that it has them.
+"""Applies the staged changes of a table, in one transaction with the record that it has them.
 
 The transaction locks the table's row in `commits`, and changes nothing else if the table has the
 commit already. Otherwise the rows of each step are copied to a temporary table, and a few
@@ -105,7 +105,10 @@ class PostgresWriter:
             )
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
-        """Replace a table by one without rows; see `TableWriter.recreate`, and `commit` for what is raised."""
+        """Replace a table by one without rows.
+
+        See `TableWriter.recreate`, and `commit` for what is raised.
+        """
         with self._target(table, guard) as target:
             row = target.recreate(commits.lock(target.connection, target.name))
             commits.write(target.connection, target.name, row)

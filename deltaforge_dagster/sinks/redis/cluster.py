@@ -121,7 +121,7 @@ class Cluster:
         return self._nodes[address]
 
     def _load_map(self) -> None:
-        """Read the map from the first node that answers; nodes with a connection are tried first."""
+        """Read the map from the first node that answers; connected nodes are tried first."""
         for node in sorted(self.nodes, key=lambda node: node.link is None):
             try:
                 link = node.connected()

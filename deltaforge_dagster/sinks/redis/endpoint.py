@@ -70,7 +70,7 @@ class Endpoint:
             ) from None
 
     def _several(self, match: re.Match[str], limits: dict[str, object]) -> str:
-        """Store how to choose among the hosts of a URI, and return an equivalent single-server URI."""
+        """Store how to choose among a URI's hosts; return an equivalent URI of a single server."""
         kind, path, user = match["kind"], match["path"] or "", match["user"]
         addresses = [_address(host, _PORTS[kind]) for host in match["hosts"].split(",")]
         database = ""

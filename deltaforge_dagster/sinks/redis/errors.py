@@ -82,7 +82,7 @@ def address(connection: redis.Connection) -> str:
 
 
 def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeError:
-    """Return the `DeltaforgeError` for an error that redis-py raised in a conversation with `where`."""
+    """Return the `DeltaforgeError` for an error that redis-py raised in talking to `where`."""
     text = f"{where}: {_harmless(str(error))}"
     if isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):
         return _auth_failed(sink_id, text)

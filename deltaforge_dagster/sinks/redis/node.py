@@ -70,7 +70,8 @@ class Node:
             if self.asking:
                 link.ask()
                 self.asking = False
-        self._use.raise_when_closed()  # `close` may have been called before there was a socket to end
+        # `close` may have been called before there was a socket to end.
+        self._use.raise_when_closed()
         return link
 
     @contextlib.contextmanager

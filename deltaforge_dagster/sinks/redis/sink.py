@@ -80,7 +80,7 @@ class _Delivery:
 
     @property
     def ordinal(self) -> int:
-        """The block's first ordinal; a message that is too large for others is alone in its block."""
+        """The block's first ordinal; a message too large for others is alone in its block."""
         return cast("int", self.batch.messages.column("ordinal")[self.block.start].as_py())
 
     def next_block(self) -> resp.PackedCommands | None:
@@ -257,7 +257,7 @@ class RedisSink:
         return [self._server] if self._cluster is None else self._cluster.nodes
 
     def _as_cluster(self) -> Cluster:
-        """Return the cluster to which the server belongs; it is created once in the sink's lifetime."""
+        """Return the server's cluster, which is created once in the sink's lifetime."""
         if self._position_key is not None and self._hash_tag is None:
             raise SinkRejected(
                 f"sink {self._sink_id}: exactly_once needs all streams in one slot of a Redis "
@@ -280,7 +280,7 @@ class RedisSink:
         return self._cluster.node_of(slot)
 
     def _send_to_slots(self, batch: SinkBatch, guard: SendGuard) -> None:
-        """Send to one slot after the other; all messages before an undeliverable change are sent."""
+        """Send to one slot after another; all messages before an undeliverable change are sent."""
         parts = by_slot(batch)
         failure = self._elsewhere(parts) if batch.origin is not None else None
         for slot, part in parts:

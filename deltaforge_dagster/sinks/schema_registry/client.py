@@ -84,7 +84,10 @@ class SchemaRegistryClient:
         return [str(subject) for subject in reply]
 
     def compatibility(self, subject: str | None) -> str | None:
-        """Return the compatibility of a subject, or with None the registry's own; None if it does not tell this user."""
+        """Return the compatibility of a subject, or with None the registry's own.
+
+        Return None if the registry does not tell this user.
+        """
         path = (
             "/config"
             if subject is None
@@ -119,12 +122,19 @@ class SchemaRegistryClient:
             if self._client is None:
                 user, password = self._encoding.username, self._encoding.password
                 self._client = httpx.Client(
-                    auth=None if user is None or password is None else (user, password.get_secret_value()),
-                    headers={"accept": f"{_MEDIA_TYPE}, application/json", "content-type": _MEDIA_TYPE},
+                    auth=(
+                        None
+                        if user is None or password is None
+                        else (user, password.get_secret_value())
+                    ),
+                    headers={
+                        "accept": f"{_MEDIA_TYPE}, application/json",
+                        "content-type": _MEDIA_TYPE,
+                    },
                     timeout=httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS),
                     verify=self._trusted(),
                     follow_redirects=False,
-                )  # fmt: skip
+                )
             return self._client
 
     def _trusted(self) -> ssl.SSLContext | bool:

@@ -191,7 +191,9 @@ class TableSinkConfig(StagedSinkConfig):
     `schema.table` to a list of columns. They must identify a row.
     """
     commit_seconds: Seconds = 60.0
-    """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
+    """A commit is made when its oldest change has waited for this long,
+    or `commit_changes` wait.
+    """
     commit_changes: Count = 1_000_000
     """A commit is made when so many changes wait. It has no more, unless a single segment has."""
 
