@@ -334,7 +334,7 @@ def sink_types() -> Mapping[str, SinkType[Any]]:
 
     Ours come first, then those of installed packages.
     """
-    return _found().types
+    return _kinds().types
 
 
 def message_sink_types() -> Mapping[str, MessageSinkType[Any]]:
@@ -344,7 +344,7 @@ def message_sink_types() -> Mapping[str, MessageSinkType[Any]]:
 
 def sink_blocks() -> tuple[type[BaseModel], ...]:
     """Return the models of sinks in a pipeline file, `type` and `config`, one for each kind."""
-    return _found().blocks
+    return _kinds().blocks
 
 
 def broken_sink_types() -> Mapping[str, str]:
@@ -352,11 +352,11 @@ def broken_sink_types() -> Mapping[str, str]:
 
     The text names the package.
     """
-    return _found().broken
+    return _kinds().broken
 
 
 @functools.cache
-def _found() -> Kinds[SinkType[Any]]:
+def _kinds() -> Kinds[SinkType[Any]]:
     return find_kinds(GROUP, _BUILT_IN, SinkType, SinkBlock, _check)
 
 

@@ -24,7 +24,7 @@ NULL = 349
 _LOGIN = frozenset({192, 193, 194, 516})
 """UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED."""
 _DENIED = 497
-_FOR_NOW = frozenset(
+_TRANSIENT = frozenset(
     {
         159,  # TIMEOUT_EXCEEDED
         160,  # TOO_SLOW
@@ -81,7 +81,7 @@ def failure(subject: str, status: int, code: int | None, text: str) -> Deltaforg
         grant = _GRANT.search(text)
         needed = f": it needs the grant {grant[1].rstrip('.')}" if grant else ""
         return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({exception})")
-    if code in _FOR_NOW:
+    if code in _TRANSIENT:
         return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {exception}")
     return TableRejected(f"{subject}: {_refused(code, text)} ({exception})")
 

@@ -44,7 +44,7 @@ _DAYS = range((_FIRST - _EPOCH).days, (_LAST - _EPOCH).days + 1)
 _MICROS = range(_DAYS.start * 86_400_000_000, _DAYS.stop * 86_400_000_000)
 """The range of `Date32` and `DateTime64`; the server would silently change other values."""
 
-_PLACE = ("df_segment", "df_ordinal", "df_event_time")
+_PLACE_COLUMNS = ("df_segment", "df_ordinal", "df_event_time")
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 Mask = npt.NDArray[np.bool_]
@@ -52,7 +52,7 @@ Mask = npt.NDArray[np.bool_]
 
 def place_schema() -> pa.Schema:
     """Return the columns of staged rows that decide their versions."""
-    return pa.schema([META.field(name) for name in _PLACE])
+    return pa.schema([META.field(name) for name in _PLACE_COLUMNS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RowMaker:
         fields = [column.field for column in self.table.columns.columns]
         names = [
             "df_op",
-            *_PLACE,
+            *_PLACE_COLUMNS,
             "df_absent",
             *(["df_event_id"] if self.mode == "changelog" else []),
         ]

@@ -204,7 +204,7 @@ class ClickhouseTarget:
             TableRejected: It has no key.
         """
         verb = "CREATE OR REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
-        columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted().items()]
+        columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted_types().items()]
         version = quoted(VERSION)
         # Each commit asks for rows from a version on, to see whether it was delivered before.
         columns.append(f"INDEX deltaforge_version {version} TYPE minmax GRANULARITY 1")
@@ -315,7 +315,7 @@ class ClickhouseTarget:
             self._check_form(existing)
         columns = dict(existing.columns)
         changes = []
-        for name, wanted in self._wanted().items():
+        for name, wanted in self._wanted_types().items():
             actual = columns.get(name)
             if actual is None:
                 self._check_new(existing, name)
@@ -391,7 +391,7 @@ class ClickhouseTarget:
                 "only, or not at all"
             )
 
-    def _wanted(self) -> dict[str, str]:
+    def _wanted_types(self) -> dict[str, str]:
         """Return the types that the columns have if the sink makes the table."""
         bare = self.table.key if self.mode == "current" else ()
         wanted = {}

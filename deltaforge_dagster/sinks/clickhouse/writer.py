@@ -151,7 +151,7 @@ class _TableCommit:
                 "of; set `version_source: ts_ms`"
             )
         span = self._span()
-        existing, mark = self._found(exists=exists)
+        existing, mark = self._find_or_create(exists=exists)
         changelog = self.config.mode == "changelog"
         self._floor = self._versions.floor(span) if changelog else span.first
         newest = self._newest()
@@ -164,15 +164,15 @@ class _TableCommit:
         self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)
         if changelog:
             for step in table.steps:
-                self._log(step, again=newest is not None)
+                self._append(step, again=newest is not None)
             if newest is None and not exists:
-                self._check_logged(span)
+                self._check_appended(span)
         else:
             for step in table.steps:
                 self._apply(step)
         return WrittenTable(list(types.items()), target.figures())
 
-    def _found(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
+    def _find_or_create(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
         """Return the table, created if it did not exist, and the mark that it had before."""
         target = self.target
         existing = target.find()
@@ -234,7 +234,7 @@ class _TableCommit:
             mark is not None and mark.uid != owner.uid and any(step.reads for step in table.steps)
         )
         backwards = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
-        if backwards and (exists or other_log or begins) and not self._has(newest):
+        if backwards and (exists or other_log or begins) and not self._has_version(newest):
             raise TableRejected(
                 f"{self.target.label} has rows of a later position in the source's log than "
                 "changes that follow them: the log has begun again, as on another server after a "
@@ -242,7 +242,7 @@ class _TableCommit:
                 remedy=self.target.resync_command,
             )
 
-    def _has(self, version: int) -> bool:
+    def _has_version(self, version: int) -> bool:
         """Return whether one of the commit's changes has this version."""
         for step in self.target.table.steps:
             if step.kind == "truncate":
@@ -254,7 +254,7 @@ class _TableCommit:
                     return True
         return False
 
-    def _log(self, step: StagedStep, *, again: bool) -> None:
+    def _append(self, step: StagedStep, *, again: bool) -> None:
         """Add the changes of a step to a changelog.
 
         Args:
@@ -284,7 +284,7 @@ class _TableCommit:
         )
         self._inserts.send(query, part)
 
-    def _check_logged(self, span: VersionSpan) -> None:
+    def _check_appended(self, span: VersionSpan) -> None:
         """Check that ClickHouse skipped no INSERT as a repeated one whose rows were deleted since.
 
         Raises:

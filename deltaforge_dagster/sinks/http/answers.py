@@ -29,13 +29,13 @@ _MOST_TEXT = 500
 """How many characters of a response a dead letter shows."""
 
 _CREDENTIALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-_NOT_NOW = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+_TRANSIENT = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 _TOO_LARGE = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.REQUEST_URI_TOO_LONG,
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
 }
-_NO_PLACE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE}
+_WRONG_PATH = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE}
 _CLIENT_ERRORS = range(400, 500)
 
 
@@ -59,7 +59,7 @@ class Refusal:
         """The `Undeliverable.cause` of a change that is refused."""
         if self.status in _TOO_LARGE:
             return "too_large"
-        return "routing" if self.status in _NO_PLACE else "serialization"
+        return "routing" if self.status in _WRONG_PATH else "serialization"
 
     @property
     def detail(self) -> str:
@@ -86,7 +86,7 @@ def judge(
     """
     if status // 100 == 2:
         return None
-    if status in _NOT_NOW or status // 100 == 5:
+    if status in _TRANSIENT or status // 100 == 5:
         error = SinkUnavailable(f"{where} answered {_named(status)}")
         error.retry_after = retry_after(_header(headers, b"retry-after"))
         raise error

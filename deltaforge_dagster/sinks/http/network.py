@@ -48,7 +48,7 @@ class Network(httpcore.NetworkBackend):
     def __init__(self, sink_id: str, *, allow_private: bool) -> None:
         self._sink_id = sink_id
         self._allow_private = allow_private
-        self._own = threading.local()
+        self._thread_local = threading.local()
         self._lock = threading.Lock()
         self._streams: set[_HttpStream] = set()
         self._interrupted = False
@@ -56,11 +56,11 @@ class Network(httpcore.NetworkBackend):
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Give everything that this thread does in the block this much time in all."""
-        self._own.deadline = time.monotonic() + seconds
+        self._thread_local.deadline = time.monotonic() + seconds
         try:
             yield
         finally:
-            del self._own.deadline
+            del self._thread_local.deadline
 
     def left(self, timeout: float | None) -> float | None:
         """Return the timeout of this thread's next call.
@@ -68,7 +68,7 @@ class Network(httpcore.NetworkBackend):
         Raises:
             TimeoutError: The deadline has passed.
         """
-        deadline: float | None = getattr(self._own, "deadline", None)
+        deadline: float | None = getattr(self._thread_local, "deadline", None)
         if deadline is None:
             return timeout
         seconds = deadline - time.monotonic()

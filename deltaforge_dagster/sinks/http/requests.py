@@ -178,7 +178,7 @@ class HttpRequests:
             start,
             stop,
             self._url(start),
-            [*self._of_change(start).values(), *self._own(start, stop)],
+            [*self._change_headers(start).values(), *self._sink_headers(start, stop)],
             body,
             self._keys_of(start, stop),
         )
@@ -212,7 +212,7 @@ class HttpRequests:
                 self._urls.add(url)
         return url
 
-    def _of_change(self, row: int) -> dict[str, Header]:
+    def _change_headers(self, row: int) -> dict[str, Header]:
         """Return the headers of the file and of a change, by their names in lower case."""
         text = cast("str | None", self._messages.column("headers")[row].as_py())
         if text not in self._headers:
@@ -243,7 +243,7 @@ class HttpRequests:
             )
         return name.encode(), value.encode()
 
-    def _own(self, start: int, stop: int) -> list[Header]:
+    def _sink_headers(self, start: int, stop: int) -> list[Header]:
         """Return the headers that the sink sets."""
         keys = self._messages.column("idempotency_key")
         headers: list[Header] = []
@@ -256,11 +256,11 @@ class HttpRequests:
             request_key = cast("str", keys[start].as_py())
             key = cast("str | None", self._messages.column("key")[start].as_py())
             if key is not None:
-                headers.append((b"df-key", self._own_value(start, "key", key)))
-        value = self._own_value(start, "idempotency key", f"{request_key}{self._suffix}")
+                headers.append((b"df-key", self._sink_value(start, "key", key)))
+        value = self._sink_value(start, "idempotency key", f"{request_key}{self._suffix}")
         return [(b"idempotency-key", value), *headers]
 
-    def _own_value(self, row: int, what: str, text: str) -> bytes:
+    def _sink_value(self, row: int, what: str, text: str) -> bytes:
         if not VALUE.fullmatch(text):
             raise self._undeliverable(
                 row, f"has control characters, or blanks around it, in its {what}", "serialization"

@@ -40,7 +40,7 @@ from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSetting
 _SLICE = 0.1
 """Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
 
-_EVEN = 0.9
+_MEAN_FILL = 0.9
 """How full record batches are on average.
 
 None overflows if keys spread messages over partitions almost evenly.
@@ -210,7 +210,7 @@ class Client:
         the answer, librdkafka's thread does not sleep, which took half of its processor time.
         """
         self.check_topic(topic)
-        return int(max(self._partitions[topic], 1) * self._batch_bytes * _EVEN)
+        return int(max(self._partitions[topic], 1) * self._batch_bytes * _MEAN_FILL)
 
     def _topic_error(self, topic: str) -> KafkaError | None:
         try:

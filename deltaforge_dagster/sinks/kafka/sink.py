@@ -62,7 +62,7 @@ and acknowledged together. It exceeds them by less than the messages of a change
 _TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`)."""
 
-_WHERE = frozenset(["bootstrap.servers", "metadata.broker.list"])
+_ADDRESS_SETTINGS = frozenset(["bootstrap.servers", "metadata.broker.list"])
 
 
 class KafkaSink:
@@ -121,7 +121,9 @@ class KafkaSink:
                 (`.location`) are not reported, because the files may exist only on other machines.
         """
         conf = {
-            name: text for name, text in self._settings.client_conf.items() if name not in _WHERE
+            name: text
+            for name, text in self._settings.client_conf.items()
+            if name not in _ADDRESS_SETTINGS
         }
         try:
             client = Client(

@@ -24,7 +24,7 @@ NOT_PERMITTED = "42501"
 
 _COMMITS = ("deltaforge", "commits")
 
-_LATER: dict[str, str] = {
+_TRANSIENT: dict[str, str] = {
     "57014": "the statement was cancelled, or took longer than the server allows",
     "55P03": (
         "somebody else holds a lock on the table for too long; end what holds it (pg_locks), "
@@ -32,7 +32,7 @@ _LATER: dict[str, str] = {
     ),
     "25006": "the server takes no changes: it is a standby, or default_transaction_read_only is on",
 }
-_LATER_CLASSES = {"08", "40", "53", "57", "58", "XX"}
+_TRANSIENT_CLASSES = {"08", "40", "53", "57", "58", "XX"}
 """Classes of errors that may resolve by themselves."""
 
 _CONSTRAINTS = {
@@ -106,11 +106,11 @@ def translated(
     if not state:
         return SinkUnavailable(f"{where}: connection lost ({one_line(str(error))})")
     code = f" (SQLSTATE {state})"
-    if state in _LATER or state[:2] in _LATER_CLASSES:
-        why = _LATER.get(state) or one_line(str(error))
+    if state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES:
+        why = _TRANSIENT.get(state) or one_line(str(error))
         return SinkUnavailable(f"{where}, {label}: {why}{code}")
     return TableRejected(
-        f"{label}: {_why(error, state)}{code}", remedy=_remedy(error, state, user, name)
+        f"{label}: {_reason(error, state)}{code}", remedy=_remedy(error, state, user, name)
     )
 
 
@@ -145,7 +145,7 @@ def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
     return None
 
 
-def _why(error: psycopg.Error, state: str) -> str:
+def _reason(error: psycopg.Error, state: str) -> str:
     diagnosis = error.diag
     if state == NOT_PERMITTED:
         return (

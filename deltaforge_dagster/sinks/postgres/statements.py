@@ -18,18 +18,18 @@ from deltaforge_dagster.sinks.tables.staged import TableMode
 STAGED = "deltaforge_staged"
 """The temporary table."""
 
-_FROM = f"pg_temp.{STAGED}"
-_MOMENT = "timestamp with time zone"
+_STAGED_TABLE = f"pg_temp.{STAGED}"
+_TIMESTAMP = "timestamp with time zone"
 _CHANGELOG = {
     "df_op": "text",
-    "df_event_time": _MOMENT,
+    "df_event_time": _TIMESTAMP,
     "df_source_position": "text",
     "df_tx_id": "text",
     "df_event_id": "text",
     "df_schema_version": "text",
 }
-_PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
-_VALIDITY = {"df_valid_from": _MOMENT, "df_valid_to": _MOMENT}
+_PLACE_COLUMNS = {"df_position": "bigint", "df_ordinal": "bigint"}
+_VALIDITY = {"df_valid_from": _TIMESTAMP, "df_valid_to": _TIMESTAMP}
 _STAGED_META = {
     "df_op": "text",
     "df_segment": "bigint",
@@ -43,11 +43,11 @@ def own_columns(mode: TableMode, *, soft_deletes: bool) -> Mapping[str, str]:
     """Return the types of the columns that a table has beside those of its source, by name."""
     match mode:
         case "changelog":
-            return _CHANGELOG | _PLACE
+            return _CHANGELOG | _PLACE_COLUMNS
         case "current":
             return {"df_deleted": "boolean"} if soft_deletes else {}
         case "history":
-            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE
+            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE_COLUMNS
 
 
 def staged_meta(mode: TableMode, *, exact_keys: bool) -> Sequence[str]:
@@ -152,11 +152,11 @@ class PostgresStatements:
 
     def copy(self) -> str:
         """Return the statement with which rows are sent to the temporary table."""
-        return f"COPY {_FROM} FROM STDIN (FORMAT binary)"
+        return f"COPY {_STAGED_TABLE} FROM STDIN (FORMAT binary)"
 
     def unstage(self) -> str:
         """Return the statement that drops the temporary table."""
-        return f"DROP TABLE {_FROM}"
+        return f"DROP TABLE {_STAGED_TABLE}"
 
     def append(self) -> str:
         """Return the statement that adds every row of a changelog."""
@@ -224,8 +224,8 @@ class PostgresStatements:
             order += ", f.df_segment DESC, f.df_ordinal DESC, f.df_op = 'd'"
         return (
             f"MERGE INTO {self.table} AS t"
-            f" USING (SELECT {last}{', '.join(chosen)} FROM {_FROM} AS f ORDER BY {order}) AS s"
-            f" ON {self._same('c')}"
+            f" USING (SELECT {last}{', '.join(chosen)} FROM {_STAGED_TABLE} AS f ORDER BY {order})"
+            f" AS s ON {self._same_key('c')}"
             f" WHEN MATCHED AND s.df_op = 'd' THEN {deletion}"
             f" WHEN MATCHED THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
@@ -245,9 +245,9 @@ class PostgresStatements:
             for column in self.lacked
         ]
         incomplete = " OR ".join(f"s.a{column.number}" for column in self.lacked)
-        match = self._same_staged("o" if rekey else "c")
+        match = self._same_staged_key("o" if rekey else "c")
         return (
-            f"UPDATE {_FROM} AS s SET {', '.join(filled)} FROM {self.table} AS t"
+            f"UPDATE {_STAGED_TABLE} AS s SET {', '.join(filled)} FROM {self.table} AS t"
             f" WHERE {match} AND ({incomplete}){' AND t.df_is_current' if current else ''}"
         )
 
@@ -256,10 +256,13 @@ class PostgresStatements:
 
         It must come before `merge_current`: an old key may be the new key of another row.
         """
-        match = self._same_staged("o")
+        match = self._same_staged_key("o")
         if soft_deletes:
-            return f"UPDATE {self.table} AS t SET df_deleted = true FROM {_FROM} AS s WHERE {match}"
-        return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {match}"
+            return (
+                f"UPDATE {self.table} AS t SET df_deleted = true"
+                f" FROM {_STAGED_TABLE} AS s WHERE {match}"
+            )
+        return f"DELETE FROM {self.table} AS t USING {_STAGED_TABLE} AS s WHERE {match}"
 
     def close_old(self) -> str:
         """Return the statement that ends the current versions of old keys.
@@ -268,7 +271,7 @@ class PostgresStatements:
         """
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = s.df_valid_from, df_is_current = false"
-            f" FROM {_FROM} AS s WHERE {self._same_staged('o')} AND t.df_is_current"
+            f" FROM {_STAGED_TABLE} AS s WHERE {self._same_staged_key('o')} AND t.df_is_current"
         )
 
     def close(self) -> str:
@@ -278,12 +281,12 @@ class PostgresStatements:
         """
         keys = ", ".join(column.value("f") for column in self.keys)
         first = (
-            f"SELECT DISTINCT ON ({keys}) f.* FROM {_FROM} AS f"
+            f"SELECT DISTINCT ON ({keys}) f.* FROM {_STAGED_TABLE} AS f"
             f" ORDER BY {keys}, f.df_segment, f.df_ordinal"
         )
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = s.df_valid_from, df_is_current = false"
-            f" FROM ({first}) AS s WHERE {self._same_staged('c')} AND t.df_is_current"
+            f" FROM ({first}) AS s WHERE {self._same_staged_key('c')} AND t.df_is_current"
         )
 
     def add_versions(self) -> str:
@@ -299,21 +302,22 @@ class PostgresStatements:
         return self.table.replace("%", "%%")
 
     def _insert(self, further: Mapping[str, str]) -> str:
-        names = [*(quoted(column.name) for column in self.columns), *further, *_PLACE]
+        names = [*(quoted(column.name) for column in self.columns), *further, *_PLACE_COLUMNS]
         values = [column.value("s") for column in self.columns]
         position = [f"s.df_segment + {self.base}", "s.df_ordinal"]
         return (
             f"INSERT INTO {self.table} ({', '.join(names)})"
-            f" SELECT {', '.join([*values, *further.values(), *position])} FROM {_FROM} AS s"
+            f" SELECT {', '.join([*values, *further.values(), *position])}"
+            f" FROM {_STAGED_TABLE} AS s"
         )
 
-    def _same(self, prefix: str) -> str:
+    def _same_key(self, prefix: str) -> str:
         """Return the condition that a row `s` with the table's types has the key of its row `t`."""
         return " AND ".join(
             f"t.{quoted(column.name)} = s.{prefix}{column.number}" for column in self.keys
         )
 
-    def _same_staged(self, prefix: str) -> str:
+    def _same_staged_key(self, prefix: str) -> str:
         """Return the condition that a staged row `s` has the key of the table's row `t`."""
         return " AND ".join(
             f"t.{quoted(column.name)} = {column.value('s', prefix)}" for column in self.keys

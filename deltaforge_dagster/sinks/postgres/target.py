@@ -225,7 +225,7 @@ class PostgresTarget:
         relation = self._relation()
         if relation is not None:
             self._check_owner(before, empty=self._is_empty())
-            if self._is_as_today():
+            if self._has_current_form():
                 self.connection.execute(f"TRUNCATE {self.sql}")
             else:
                 self.connection.execute(f"DROP TABLE {self.sql}")
@@ -265,7 +265,7 @@ class PostgresTarget:
             ) from None
 
     def _create(self) -> None:
-        wanted = self._wanted()
+        wanted = self._new_types()
         columns = [f"{quoted(name)} {type_}" for name, type_ in wanted.items()]
         key = ", ".join(map(quoted, self.table.key))
         if self.config.mode == "current":
@@ -291,14 +291,14 @@ class PostgresTarget:
                 its key.
         """
         existing = {column.name: column for column in self.columns(relation)}
-        for name, type_ in self._wanted().items():
+        for name, type_ in self._new_types().items():
             if name not in existing:
                 self._add(name, type_)
                 existing[name] = TableColumn(name, type_)
         for column in self.table.columns.columns:
             if not takes(existing[column.name].type, column, enum=existing[column.name].enum):
                 existing[column.name] = self._widened(existing[column.name], column)
-        for name, type_ in self._own().items():
+        for name, type_ in self._own_columns().items():
             if not holds(existing[name].type, type_):
                 raise TableRejected(
                     f"{self.label}: its column {name}, which is ours, has the type "
@@ -401,23 +401,23 @@ class PostgresTarget:
     def _primary_keys(self, relation: int) -> Sequence[str]:
         return [row[0] for row in self.connection.execute(_PRIMARY_KEYS, [relation])]
 
-    def _own(self) -> Mapping[str, str]:
+    def _own_columns(self) -> Mapping[str, str]:
         return own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
 
-    def _wanted(self) -> dict[str, str]:
+    def _new_types(self) -> dict[str, str]:
         """Return the types of the columns that the table would get if created now, by name."""
         declared = self.config.types_of(*self.table.source)
         columns = {
             column.name: new_type(column, declared=column.name in declared)
             for column in self.table.columns.columns
         }
-        return {**columns, **self._own()}
+        return {**columns, **self._own_columns()}
 
-    def _is_as_today(self) -> bool:
+    def _has_current_form(self) -> bool:
         """Return whether the table has the columns and the key that it would get if created now."""
         relation = self._relation()
         assert relation is not None
-        today = {column.name: column.type for column in self.columns(relation)} == self._wanted()
+        today = {column.name: column.type for column in self.columns(relation)} == self._new_types()
         keys = self._unique_keys(relation)
         return today and ([sorted(self.table.key)] if self.config.mode == "current" else []) == keys
 
@@ -443,7 +443,7 @@ class PostgresTarget:
 
     def _next_position(self) -> int:
         """Return the first position after those of all rows; 0 if the table has no positions."""
-        if "df_position" not in self._own() or not self._has_positions():
+        if "df_position" not in self._own_columns() or not self._has_positions():
             return 0
         row = self.connection.execute(f"SELECT max(df_position) + 1 FROM {self.sql}").fetchone()
         return int(row[0]) if row is not None and row[0] is not None else 0

@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.redis.endpoint import Address
 
-_FOR_NOW = frozenset(
+_TRANSIENT = frozenset(
     [
         "BUSY",
         "CLUSTERDOWN",
@@ -39,7 +39,7 @@ _FOR_NOW = frozenset(
 )
 """Codes of transient errors: the server may accept the same commands later."""
 
-_FOR_NOW_CLASSES = (
+_TRANSIENT_CLASSES = (
     redis.ConnectionError,
     exceptions.ClusterDownError,
     exceptions.ExecAbortError,
@@ -93,7 +93,7 @@ def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeE
     if isinstance(error, exceptions.AskError):
         code = "MOVED" if isinstance(error, exceptions.MovedError) else "ASK"
         return refusal(sink_id, f"{code} {error}", None)
-    if isinstance(error, _FOR_NOW_CLASSES):
+    if isinstance(error, _TRANSIENT_CLASSES):
         return SinkUnavailable(f"sink {sink_id}: {text}")
     return refusal(sink_id, str(error), None)
 
@@ -119,7 +119,7 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
             f"{where}there is a key of this name that is not a stream; rename or delete it, or "
             "send to another stream"
         )
-    if code in _FOR_NOW or "max number of clients" in line:
+    if code in _TRANSIENT or "max number of clients" in line:
         return SinkUnavailable(f"{where}the server refused for now: {text}")
     kind = TooLarge if any(words in line for words in _TOO_LARGE) else SinkRejected
     return kind(f"{where}the server refused: {text}")

@@ -221,12 +221,12 @@ class RedisLink:
         """Make calls in another thread fail that are waiting for the server."""
         with contextlib.suppress(OSError):
             # Not the TLS socket's own method: it would discard the other thread's state.
-            socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
+            socket.socket.shutdown(self._raw_socket(), socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; the part of a block that has not left yet never will."""
         with contextlib.suppress(OSError):
-            sock = self._raw()
+            sock = self._raw_socket()
             if self.executing:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 sock.close()
@@ -253,7 +253,7 @@ class RedisLink:
             return ""
         return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()
 
-    def _raw(self) -> socket.socket:
+    def _raw_socket(self) -> socket.socket:
         # redis-py has no public access to the socket of a connection.
         sock: socket.socket | None = self._connection._sock  # noqa: SLF001
         if sock is None:
@@ -263,7 +263,7 @@ class RedisLink:
     @contextlib.contextmanager
     def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
         """Yield a function that returns the socket with its next timeout; translate failures."""
-        sock = self._raw()
+        sock = self._raw_socket()
 
         where = f"sink {self._sink_id}: {self.address}"
         try:
@@ -280,7 +280,7 @@ class RedisLink:
     def _last_words(self) -> str | None:
         """Return the error that the server sent before it closed the connection, or None."""
         with contextlib.suppress(OSError, SinkUnavailable):
-            sock = self._raw()
+            sock = self._raw_socket()
             sock.settimeout(0)
             while (size := sock.recv_into(self._replies.space())) > 0:
                 self._replies.received(size)

@@ -175,7 +175,7 @@ def pack_blocks(
         if stop != fits:
             _, size = _measure(columns, layout, len(tail), start, stop, _NO_LIMIT)
         position = None if keeping is None else keeping.text(stop - 1)
-        end = _EXEC if position is None or keeping is None else _keep(keeping, position)
+        end = _EXEC if position is None or keeping is None else _final_commands(keeping, position)
         size += len(_MULTI)
         buffers.reverse()
         if len(buffers[0]) < size:
@@ -188,7 +188,7 @@ def pack_blocks(
         start = stop
 
 
-def _keep(keeping: PositionKey, position: str) -> bytes:
+def _final_commands(keeping: PositionKey, position: str) -> bytes:
     """Return the final commands of a block that keeps a position."""
     key, seconds = keeping.key, keeping.seconds
     expiry = () if seconds is None else ("EX", str(seconds))

@@ -59,12 +59,12 @@ class SchemaRegistryClient:
             PermissionMissing: The user may not register the schema.
         """
         content = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
-        answer = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", content)
+        answer = self._request("POST", f"/subjects/{quote(subject, safe='')}/versions", content)
         if answer.status_code == _INCOMPATIBLE:
             raise SinkRejected(
                 f"{self._where} refuses the new schema of subject {subject!r}, because it is not "
-                f"compatible with an earlier one{_said(answer)}; set another compatibility for the "
-                f"subject (PUT /config/{subject}), or send to another topic; "
+                f"compatible with an earlier one{_message(answer)}; set another compatibility for "
+                f"the subject (PUT /config/{subject}), or send to another topic; "
                 "nothing is sent until then"
             )
         self._check(answer, f"register a schema under subject {subject!r}")
@@ -76,7 +76,7 @@ class SchemaRegistryClient:
 
     def subjects(self) -> list[str]:
         """Return the names of all subjects that the user may see; raises what `register` raises."""
-        answer = self._ask("GET", "/subjects")
+        answer = self._request("GET", "/subjects")
         self._check(answer, "list subjects")
         reply = self._content(answer)
         if not isinstance(reply, list):
@@ -93,7 +93,7 @@ class SchemaRegistryClient:
             if subject is None
             else f"/config/{quote(subject, safe='')}?defaultToGlobal=true"
         )
-        answer = self._ask("GET", path)
+        answer = self._request("GET", path)
         if answer.status_code != httpx.codes.OK:
             return None
         reply = self._content(answer)
@@ -110,7 +110,7 @@ class SchemaRegistryClient:
         if client is not None:
             client.close()
 
-    def _ask(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         try:
             return self._connected().request(method, f"{self._url}{path}", content=content)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: closed meanwhile
@@ -152,7 +152,7 @@ class SchemaRegistryClient:
         status = answer.status_code
         if status == httpx.codes.OK:
             return
-        text = f"{self._where} does not {what}: HTTP {status}{_said(answer)}"
+        text = f"{self._where} does not {what}: HTTP {status}{_message(answer)}"
         if status == httpx.codes.UNAUTHORIZED:
             raise AuthFailed(f"{text} (encoding.username, encoding.password)")
         if status == httpx.codes.FORBIDDEN:
@@ -161,7 +161,7 @@ class SchemaRegistryClient:
             raise SinkRejected(text)
         if status in {408, 425, 429} or status >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise SinkUnavailable(text)
-        raise self._no_registry(f"HTTP {status}{_said(answer)}")
+        raise self._no_registry(f"HTTP {status}{_message(answer)}")
 
     def _content(self, answer: httpx.Response) -> Any:
         try:
@@ -176,7 +176,7 @@ class SchemaRegistryClient:
         )
 
 
-def _said(answer: httpx.Response) -> str:
+def _message(answer: httpx.Response) -> str:
     """Return the registry's message."""
     with suppress(ValueError, AttributeError):
         message = json.loads(answer.content).get("message")
