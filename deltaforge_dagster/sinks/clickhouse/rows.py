@@ -106,7 +106,9 @@ class RowMaker:
         for column in self.table.columns.columns:
             columns[column.name] = self._column(column, rows, blank)
             if partial and OLD_KEY + column.name in rows.schema.names:
-                columns[OLD_KEY + column.name] = _bare(rows.column(OLD_KEY + column.name))
+                columns[OLD_KEY + column.name] = _without_extension(
+                    rows.column(OLD_KEY + column.name)
+                )
         columns[OP] = ops
         columns[VERSION] = version_column(self.versions.versions(rows))
         columns[DELETED] = pa.array(deleted.astype(np.uint8))
@@ -121,7 +123,7 @@ class RowMaker:
 
     def _column(self, column: TypedColumn, rows: pa.RecordBatch, blank: Mask) -> pa.Array[Any]:
         """Return the values of a column; those of blank rows, which have none, may be anything."""
-        values = _bare(rows.column(column.name))
+        values = _without_extension(rows.column(column.name))
         self._check_range(column, values)
         if not values.null_count:
             return values
@@ -132,7 +134,7 @@ class RowMaker:
         if not is_nullable(self.types[column.name]) and blank.any():
             return cast(
                 "pa.Array[Any]",
-                pc.if_else(pa.array(blank), values.fill_null(_zero(values.type)), values),
+                pc.if_else(pa.array(blank), values.fill_null(_placeholder(values.type)), values),
             )
         return values
 
@@ -197,20 +199,20 @@ def is_partial(rows: pa.RecordBatch) -> Mask:
 _NONE = pa.scalar([], pa.list_(pa.string()))
 
 
-def _bare(values: pa.Array[Any]) -> pa.Array[Any]:
+def _without_extension(values: pa.Array[Any]) -> pa.Array[Any]:
     """Return values without extension types: UUIDs as 16 bytes."""
     if isinstance(values, pa.ExtensionArray):
         return cast("pa.Array[Any]", values.storage)
     if pa.types.is_list(values.type):
         lists = cast("pa.ListArray[Any]", values)
-        inner = _bare(lists.values)
+        inner = _without_extension(lists.values)
         if inner.type != lists.values.type:
             mask = lists.is_null() if lists.null_count else None
             return pa.ListArray.from_arrays(lists.offsets, inner, mask=mask)
     return values
 
 
-def _zero(type_: pa.DataType) -> pa.Scalar[Any]:
+def _placeholder(type_: pa.DataType) -> pa.Scalar[Any]:
     """Return the value that stands for a missing one in a column that cannot be null."""
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         return pa.scalar(b"", pa.binary()).cast(type_)

@@ -114,13 +114,13 @@ class Staging:
             values: Further columns to select from the table, in SQL.
         """
         target = self.target
-        keys = [self._compared(name, quoted(name)) for name in self._keys]
+        keys = [self._comparable(name, quoted(name)) for name in self._keys]
         columns = [f"{key} AS key_{at}" for at, key in enumerate(keys)]
         columns += [f"{VERSION} AS known", *values]
         searched = dict(zip(looked_up, self._keys, strict=True))
-        wanted = ", ".join(self._compared(key, quoted(name)) for name, key in searched.items())
+        wanted = ", ".join(self._comparable(key, quoted(name)) for name, key in searched.items())
         match = " AND ".join(
-            f"{self._compared(key, f's.{quoted(name)}')} = {alias}.key_{at}"
+            f"{self._comparable(key, f's.{quoted(name)}')} = {alias}.key_{at}"
             for at, (name, key) in enumerate(searched.items())
         )
         return (
@@ -130,7 +130,7 @@ class Staging:
             f" ON {match}"
         )
 
-    def _compared(self, key: str, value: str) -> str:
+    def _comparable(self, key: str, value: str) -> str:
         """Return a value of a key column as joins and IN compare it.
 
         Unlike the table, they take 0 and -0 for two keys.

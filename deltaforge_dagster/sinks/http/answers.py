@@ -52,7 +52,7 @@ class Refusal:
     text: str
 
     def __str__(self) -> str:
-        return f"status {_named(self.status)}"
+        return f"status {_phrase(self.status)}"
 
     @property
     def cause(self) -> str:
@@ -87,13 +87,13 @@ def judge(
     if status // 100 == 2:
         return None
     if status in _TRANSIENT or status // 100 == 5:
-        error = SinkUnavailable(f"{where} answered {_named(status)}")
+        error = SinkUnavailable(f"{where} answered {_phrase(status)}")
         error.retry_after = retry_after(_header(headers, b"retry-after"))
         raise error
     if status in _CREDENTIALS:
         raise AuthFailed(
-            f"{where} answered {_named(status)}: correct the credentials in `headers`, or those of "
-            "the client in `tls`"
+            f"{where} answered {_phrase(status)}: correct the credentials in `headers`, "
+            "or those of the client in `tls`"
         )
     if status in _CLIENT_ERRORS:
         return Refusal(status, body.decode(errors="replace"))
@@ -105,14 +105,14 @@ def _no_endpoint(
 ) -> DeltaforgeError:
     location = _header(headers, b"location")
     if location is None:
-        return SinkRejected(f"{where} answered {_named(status)}, which is no answer to a delivery")
+        return SinkRejected(f"{where} answered {_phrase(status)}, which is no answer to a delivery")
     try:
         host = urlsplit(location).netloc.rpartition("@")[2]
     except ValueError:
         host = ""
     target = f"another place on {host}" if host else "another path"
     return SinkRejected(
-        f"{where} answered {_named(status)}, a redirect to {target}; redirects are not followed: "
+        f"{where} answered {_phrase(status)}, a redirect to {target}; redirects are not followed: "
         "correct `url`"
     )
 
@@ -143,7 +143,7 @@ def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str | None
     )
 
 
-def _named(status: int) -> str:
+def _phrase(status: int) -> str:
     try:
         return f"{status} ({HTTPStatus(status).phrase})"
     except ValueError:

@@ -181,7 +181,7 @@ class HttpClient:
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise SinkUnavailable(f"{where}: {error}") from error
         except (SinkRejected, AuthFailed) as error:
-            raise self._located(where, error) from error
+            raise self._with_endpoint(where, error) from error
         return judge(where, status, response_headers, body)
 
     def reach(self, url: str) -> bool:
@@ -208,7 +208,7 @@ class HttpClient:
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
             raise SinkUnavailable(f"{where}: {error}") from error
         except (SinkRejected, AuthFailed) as error:
-            raise self._located(where, error) from error
+            raise self._with_endpoint(where, error) from error
         return secure and not self._settings.tls.insecure_skip_verify
 
     def interrupt(self) -> None:
@@ -247,7 +247,9 @@ class HttpClient:
                         break
             return response.status, response.headers, body
 
-    def _located(self, where: str, error: SinkRejected | AuthFailed) -> SinkRejected | AuthFailed:
+    def _with_endpoint(
+        self, where: str, error: SinkRejected | AuthFailed
+    ) -> SinkRejected | AuthFailed:
         if str(error).startswith("sink "):
             return error
         return type(error)(f"{where}: {error}")

@@ -187,7 +187,7 @@ class HttpRequests:
         if not self._form.batch:
             return self._values[start].as_buffer().to_pybytes(), stop
         values = self._values.slice(start, stop - start)
-        bad = _first_of_no_array(values) if self._form.array else _first_of_no_line(values)
+        bad = _first_not_json(values) if self._form.array else _first_with_line_break(values)
         if bad == 0:
             problem = "is no JSON" if self._form.array else "has a line break"
             text = f"{problem}, so it cannot be part of a batch (batch_format)"
@@ -222,13 +222,13 @@ class HttpRequests:
                 for name, value in self._form.headers.items()
             }
             for name, value in orjson.loads(text).items() if text is not None else ():
-                headers[name.lower()] = self._checked(row, str(name), str(value))
+                headers[name.lower()] = self._checked_header(row, str(name), str(value))
             if len(self._headers) >= _MOST_CACHED:
                 self._headers.clear()
             self._headers[text] = headers
         return self._headers[text]
 
-    def _checked(self, row: int, name: str, value: str) -> Header:
+    def _checked_header(self, row: int, name: str, value: str) -> Header:
         lower = name.lower()
         if not _NAME.fullmatch(name) or not VALUE.fullmatch(value):
             raise self._undeliverable(
@@ -293,14 +293,14 @@ def _keys(messages: pa.RecordBatch, form: RequestForm) -> npt.NDArray[np.int64]:
     """Return the number of each message's key, `_NO_KEY` if it has none."""
     column = messages.column("key")
     codes = _codes(column)
-    none = _equal(column, pa.scalar(""))
+    none = _null_or_equal(column, pa.scalar(""))
     if form.row_keys:
         changes = pc.coalesce(messages.column("change_id"), messages.column("event_id"))
-        none |= _equal(column, changes)
+        none |= _null_or_equal(column, changes)
     return np.where(none, _NO_KEY, codes)
 
 
-def _equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
+def _null_or_equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
     """Return a mask of the texts in a column that are null, or equal to `other`."""
     differs = cast("pa.Array[Any]", pc.not_equal(column, other)).fill_null(False)
     return ~differs.to_numpy(zero_copy_only=False)
@@ -322,13 +322,13 @@ def _joined(values: pa.StringArray, separator: str) -> bytes:
     return memoryview(data)[offsets[0] : offsets[-1]].tobytes()
 
 
-def _first_of_no_line(values: pa.StringArray) -> int | None:
+def _first_with_line_break(values: pa.StringArray) -> int | None:
     """Return the index of the first value with a line break; events have none, raw payloads may."""
     broken = np.flatnonzero(pc.match_substring(values, "\n").to_numpy(zero_copy_only=False))
     return int(broken[0]) if len(broken) else None
 
 
-def _first_of_no_array(values: pa.StringArray) -> int | None:
+def _first_not_json(values: pa.StringArray) -> int | None:
     """Return the index of the first value that is no JSON; raw payloads may be any text."""
     for index, value in enumerate(cast("list[bytes]", values.cast(pa.binary()).to_pylist())):
         try:
@@ -345,13 +345,13 @@ def _is_json(value: bytes) -> bool:
     orjson rejects such text.
     """
     try:
-        json.loads(value, parse_constant=_no_constant)
+        json.loads(value, parse_constant=_refuse_constant)
     except ValueError:
         return False
     return True
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 

@@ -146,7 +146,9 @@ class KafkaSink:
         with self._use.held():
             self._use.closed.clear()
             client = (
-                self._renewed().client if self.exactly_once else self._connected(self._batching)
+                self._usable_transactions().client
+                if self.exactly_once
+                else self._connected(self._batching)
             )
             client.connect()
 
@@ -163,7 +165,7 @@ class KafkaSink:
         if not self.exactly_once:
             return None
         with self._use.held():
-            transactions = self._renewed()
+            transactions = self._usable_transactions()
             transactions.take_over()
             return transactions.position()
 
@@ -184,7 +186,7 @@ class KafkaSink:
         """
         with self._use.held():
             rows = _BatchRows(batch)
-            stop, undeliverable = self._impossible_topic(rows)
+            stop, undeliverable = self._first_invalid_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
             start, suspects = 0, range(0)
             # Batching of the current transactional producer; None if it cannot send any more.
@@ -221,7 +223,7 @@ class KafkaSink:
         for client in self._clients():
             client.stopped.set()
 
-    def _impossible_topic(self, rows: _BatchRows) -> tuple[int, Undeliverable | None]:
+    def _first_invalid_topic(self, rows: _BatchRows) -> tuple[int, Undeliverable | None]:
         """Return the first row of the first change with an invalid topic name, and its error.
 
         If all names are valid, return the number of rows and None.
@@ -231,11 +233,11 @@ class KafkaSink:
             for name in _topics(part.messages):
                 if not _TOPIC_NAME.fullmatch(name):
                     row = before + pc.index(part.messages.column("destination"), name).as_py()
-                    return rows.change_of(row).start, self._impossible(part, row - before, name)
+                    return rows.change_of(row).start, self._topic_error(part, row - before, name)
             before += len(part.messages)
         return before, None
 
-    def _impossible(self, batch: SinkBatch, row: int, name: str) -> Undeliverable:
+    def _topic_error(self, batch: SinkBatch, row: int, name: str) -> Undeliverable:
         ordinal = cast("int", batch.messages.column("ordinal")[row].as_py())
         return Undeliverable(
             f"sink {self._settings.sink_id}: {name!r} cannot be the name of a topic (1 to 249 "
@@ -258,7 +260,7 @@ class KafkaSink:
         self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, batching: Batching
     ) -> Iterator[int]:
         """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
-        transactions = self._transacting()
+        transactions = self._live_transactions()
         transactions.take_over()
         assert transactions.client.batching is batching
         try:
@@ -299,7 +301,7 @@ class KafkaSink:
         self._use.raise_when_closed()
         return client
 
-    def _transacting(self) -> Transactions:
+    def _live_transactions(self) -> Transactions:
         """Return the transactional producer; raise `PositionMoved` if it failed.
 
         After a failure, the position must be read before anything more is sent.
@@ -310,7 +312,7 @@ class KafkaSink:
                 f"{self._transactions.client.where}: a transaction has failed; what has arrived "
                 "must be read before anything more is sent"
             )
-        return self._renewed()
+        return self._usable_transactions()
 
     def _take_over_again(self, guard: SendGuard, batching: Batching) -> None:
         """Continue with a new producer after a refusal, if nobody else has sent meanwhile."""
@@ -328,7 +330,7 @@ class KafkaSink:
                 "sink name was at work on this cluster"
             )
 
-    def _renewed(self) -> Transactions:
+    def _usable_transactions(self) -> Transactions:
         """Return a transactional producer that can send; create one if there is none."""
         self._use.raise_when_closed()
         assert self._transactional_id is not None
@@ -452,9 +454,9 @@ def _refused(
         key=itemgetter(0),  # errors have no order
     )
     if not faults:
-        return _other_reason(refusals[0], where, rows, start)
+        return _other_error(refusals[0], where, rows, start)
     row, cause, refusal = faults[0]
-    topic, segment, ordinal, size = _named(rows, row)
+    topic, segment, ordinal, size = _message_facts(rows, row)
     error = Undeliverable(
         f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment "
         f"{segment}, ordinal {ordinal}, {size} bytes{_ADVICE.get(cause, '')}",
@@ -464,19 +466,19 @@ def _refused(
     return _Refused(range(rows.change_of(row).start, rows.change_of(faults[-1][0]).stop), error)
 
 
-def _other_reason(
+def _other_error(
     refusal: RefusedRecord, where: str, rows: _BatchRows, start: int
 ) -> DeltaforgeError:
     if refusal.row is None:
         return translated(where, refusal.error)
-    topic, segment, ordinal, _ = _named(rows, start + refusal.row)
+    topic, segment, ordinal, _ = _message_facts(rows, start + refusal.row)
     error = translated(f"{where}: topic {topic!r}", refusal.error)
     if isinstance(error, SinkRejected):
         return SinkRejected(f"{error}: the message of segment {segment}, ordinal {ordinal}")
     return error
 
 
-def _named(rows: _BatchRows, row: int) -> tuple[str, int, int, int]:
+def _message_facts(rows: _BatchRows, row: int) -> tuple[str, int, int, int]:
     """Return a message's topic, segment, ordinal, and value size in bytes."""
     part, index = rows.place(row)
     start, end = text_ends(part.messages.column("value"))[index : index + 2].tolist()

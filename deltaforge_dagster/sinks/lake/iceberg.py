@@ -263,7 +263,7 @@ class IcebergDialect:
 
     def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:
         """Return the statement that widens a column; None if Iceberg cannot."""
-        if (old, new) not in _WIDER and not _more_digits(old, new):
+        if (old, new) not in _WIDER and not _same_scale(old, new):
             return None
         return (f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {new}",)
 
@@ -292,7 +292,7 @@ def _moment(time: datetime) -> str:
     return f"TIMESTAMP {literal(time.isoformat(sep=' '))}"
 
 
-def _more_digits(old: str, new: str) -> bool:
+def _same_scale(old: str, new: str) -> bool:
     """Return whether both are decimals of the same scale."""
     scale = re.fullmatch(r"decimal\(\d+,(\d+)\)", old)
     return scale is not None and re.fullmatch(rf"decimal\(\d+,{scale[1]}\)", new) is not None

@@ -79,7 +79,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
         with contextlib.closing(sink):
             sink.open()
-            return [_reached(config), *_rights(f"sink {config.id}", sink, names)]
+            return [_answers(config), *_rights(f"sink {config.id}", sink, names)]
 
     def names(self, config: NatsSinkConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the stream that captures the subjects."""
@@ -115,7 +115,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         answers.warm()
 
 
-def _reached(config: NatsSinkConfig) -> Finding:
+def _answers(config: NatsSinkConfig) -> Finding:
     """Return the finding that a server answers, without the user's name or password."""
     from deltaforge_dagster.sinks.nats.endpoint import addresses  # noqa: PLC0415 - has kernels
 

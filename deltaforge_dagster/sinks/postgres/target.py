@@ -168,7 +168,7 @@ class PostgresTarget:
         )
         relation = self._relation()
         if relation is None:
-            self._check_kept(gone=True)
+            self._check_exists(gone=True)
             self.create()
             relation = self._relation()
             assert relation is not None
@@ -176,7 +176,7 @@ class PostgresTarget:
         empty = self._is_empty()
         remade = before.relation not in {None, relation} and empty
         self._check_owner(before, empty=empty)
-        self._check_kept(gone=remade or before.pipeline is None)
+        self._check_exists(gone=remade or before.pipeline is None)
         if self.exists and before.is_of(self.owner) and before.relation not in {None, relation}:
             raise TableRejected(
                 f"{self.label} is another table than the one that was written: somebody has "
@@ -454,7 +454,7 @@ class PostgresTarget:
             column.name == "df_position" for column in self.columns(relation)
         )
 
-    def _check_kept(self, *, gone: bool) -> None:
+    def _check_exists(self, *, gone: bool) -> None:
         if self.exists and gone:
             raise table_gone(self.label, self.resync_command)
 

@@ -83,7 +83,7 @@ def address(connection: redis.Connection) -> str:
 
 def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeError:
     """Return the `DeltaforgeError` for an error that redis-py raised in talking to `where`."""
-    text = f"{where}: {_harmless(str(error))}"
+    text = f"{where}: {_without_arguments(str(error))}"
     if isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):
         return _auth_failed(sink_id, text)
     if isinstance(error, exceptions.NoPermissionError):
@@ -106,7 +106,7 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
         line: The line without its leading `-`.
         stream: Name of the stream that the refused command writes, or None if unknown.
     """
-    code, text = line.partition(" ")[0], _harmless(line)
+    code, text = line.partition(" ")[0], _without_arguments(line)
     where = f"sink {sink_id}: " + (f"stream {stream!r}: " if stream is not None else "")
     if code in {"NOAUTH", "WRONGPASS"} or "invalid username-password" in line:
         return _auth_failed(sink_id, text)
@@ -128,7 +128,7 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
 def _redirected(where: str, line: str) -> Redirected:
     code, slot, target = line.split(" ")[:3]
     host, _, port = target.rpartition(":")
-    message = f"{where}another node of the cluster has it: {_harmless(line)}"
+    message = f"{where}another node of the cluster has it: {_without_arguments(line)}"
     return Redirected(message, int(slot), (host, int(port)), asking=code == "ASK")
 
 
@@ -147,5 +147,5 @@ def _permission_missing(sink_id: str, text: str, stream: str | None) -> Permissi
     )
 
 
-def _harmless(text: str) -> str:
+def _without_arguments(text: str) -> str:
     return text.partition(", with args")[0][:200]
