@@ -86,7 +86,7 @@ _NO_POSITION = "what is stored there is not a position of deltaforge"
 
 @dataclass(frozen=True, slots=True)
 class SinkPosition:
-    """The last message that arrived at a sink, stored in the sink in the same atomic step as the data.
+    """The last message that arrived at a sink, stored there in the same atomic step as the data.
 
     Attributes:
         uid: Uid of the pipeline; it changes whenever its journal starts from scratch.
@@ -290,9 +290,10 @@ class Sink(Protocol):
 
     @property
     def takes_parts(self) -> bool:
-        """Whether batches have `SinkBatch.earlier` parts: for a sink whose every `send` ends with a costly commit.
+        """Whether batches have `SinkBatch.earlier` parts.
 
-        Fewer, larger batches are faster then, and nothing has to be copied for them.
+        They are for a sink whose every `send` ends with a costly commit: fewer, larger batches are
+        faster then, and nothing has to be copied for them.
         """
         ...
 

@@ -47,7 +47,9 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
     encoding = block.config.encoding
     if isinstance(encoding, AvroEncoding):
         # Imported here: most sinks need no registry.
-        from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient  # noqa: PLC0415
+        from deltaforge_dagster.sinks.schema_registry.client import (  # noqa: PLC0415
+            SchemaRegistryClient,
+        )
         from deltaforge_dagster.sinks.schema_registry.sink import AvroSink  # noqa: PLC0415
 
         sink = AvroSink(sink, SchemaRegistryClient(sink_id, encoding), encoding)
@@ -56,5 +58,8 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
 
 @functools.cache
 def _wrappers() -> tuple[EntryPoint, ...]:
-    """Return the entry points that wrap sinks; looking for them reads a file of each installed package."""
+    """Return the entry points that wrap sinks.
+
+    Looking for them reads a file of each installed package.
+    """
     return tuple(entry_points(group="deltaforge.sink_wrappers"))

@@ -1,4 +1,7 @@
-"""Timeouts for the sinks' own sockets: one for each socket call, and a deadline for a whole exchange."""
+"""Timeouts for the sinks' own sockets.
+
+There is one for each socket call, and a deadline for a whole exchange.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from deltaforge_dagster.errors import SinkUnavailable
 
 
 class TimedOut(SinkUnavailable):
-    """The server did not answer in time; the sink has waited long enough and does not retry itself."""
+    """The server did not answer in time.
+
+    The sink has waited long enough and does not retry itself.
+    """
 
     kind = "timeout"
 

@@ -13,7 +13,7 @@ _CONNECT_SECONDS = 5.0
 
 
 def connect_seconds(configured: float) -> float:
-    """Return the timeout of a preflight's connection attempt: the configured one, but not more than 5 seconds."""
+    """Return the timeout of a preflight's connection: the configured one, at most 5 seconds."""
     return min(_CONNECT_SECONDS, configured)
 
 

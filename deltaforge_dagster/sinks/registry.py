@@ -144,7 +144,10 @@ class SinkType(ABC, Generic[_Config]):
         return False
 
     def traffic(self, config: _Config) -> frozenset[str]:  # noqa: ARG002
-        """Return which counts of `sinks.base.Traffic` (commits, aborts, retries) the sink's client can have."""
+        """Return which counts of `sinks.base.Traffic` the sink's client can have.
+
+        These are commits, aborts and retries.
+        """
         return frozenset()
 
     def preflight(
@@ -168,7 +171,7 @@ class SinkType(ABC, Generic[_Config]):
         return [Finding(f"sink {config.id}", "note", text)]
 
     def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the names of other objects that the sink creates or uses on servers, by kind of object."""
+        """Return the names of other objects that the sink creates or uses on servers, by kind."""
         return {}
 
     def owned(
@@ -177,7 +180,10 @@ class SinkType(ABC, Generic[_Config]):
         pipeline: str,  # noqa: ARG002
         tables: CapturedTables,  # noqa: ARG002
     ) -> Sequence[OwnedResource]:
-        """Return what the sink writes and cannot share with another pipeline, as far as the file determines it."""
+        """Return what the sink writes and cannot share with another pipeline.
+
+        What the file does not determine is left out.
+        """
         return ()
 
     def metadata(self, config: _Config) -> Mapping[str, Any]:  # noqa: ARG002
@@ -220,12 +226,14 @@ class MessageSinkType(SinkType[_MessageConfig]):
         return []
 
     def tombstones(self, config: _MessageConfig) -> bool:  # noqa: ARG002
-        """Return whether a delete is followed by a message without a value; needs `takes_tombstones`."""
+        """Return whether a message without a value follows a delete; needs `takes_tombstones`."""
         return False
 
 
 class TableSinkType(SinkType[_StagedConfig]):
-    """A kind of sink whose destinations are tables: Spark types and folds the changes of the journal, by table.
+    """A kind of sink whose destinations are tables.
+
+    Spark types and folds the changes of the journal, by table.
 
     Attributes:
         owns: What a destination is called in the singular.
@@ -274,7 +282,10 @@ class TableSinkType(SinkType[_StagedConfig]):
 
 
 class DatabaseSinkType(TableSinkType[_TableConfig]):
-    """A kind of sink whose tables are in a database, to which the run sends the rows that Spark has made."""
+    """A kind of sink whose tables are in a database.
+
+    The run sends the rows that Spark has made to the database.
+    """
 
     @abstractmethod
     def build_writer(self, config: _TableConfig, owner: TableOwner) -> TableWriter:
@@ -309,14 +320,21 @@ class LakeSinkType(TableSinkType[_TableConfig]):
     def dialect(self, config: _TableConfig) -> LakeDialect:
         """Return what writes the SQL of a sink."""
 
-    def duckdb_scan(self, config: _TableConfig, destination: Sequence[str]) -> str | None:  # noqa: ARG002
+    def duckdb_scan(
+        self,
+        config: _TableConfig,  # noqa: ARG002
+        destination: Sequence[str],  # noqa: ARG002
+    ) -> str | None:
         """Return the expression with which DuckDB reads a table, None if it cannot read it."""
         return None
 
 
 def sink_types() -> Mapping[str, SinkType[Any]]:
-    """Return the kinds of sinks that can be used here, by name: ours, then those of installed packages."""
-    return _found().types
+    """Return the kinds of sinks that can be used here, by name.
+
+    Ours come first, then those of installed packages.
+    """
+    return _kinds().types
 
 
 def message_sink_types() -> Mapping[str, MessageSinkType[Any]]:
@@ -326,16 +344,19 @@ def message_sink_types() -> Mapping[str, MessageSinkType[Any]]:
 
 def sink_blocks() -> tuple[type[BaseModel], ...]:
     """Return the models of sinks in a pipeline file, `type` and `config`, one for each kind."""
-    return _found().blocks
+    return _kinds().blocks
 
 
 def broken_sink_types() -> Mapping[str, str]:
-    """Return why kinds of installed packages cannot be used, by name; the text names the package."""
-    return _found().broken
+    """Return why kinds of installed packages cannot be used, by name.
+
+    The text names the package.
+    """
+    return _kinds().broken
 
 
 @functools.cache
-def _found() -> Kinds[SinkType[Any]]:
+def _kinds() -> Kinds[SinkType[Any]]:
     return find_kinds(GROUP, _BUILT_IN, SinkType, SinkBlock, _check)
 
 
@@ -350,8 +371,8 @@ def _check(kind: SinkType[Any]) -> None:
             needed = TableSinkConfig
         case _:
             raise TypeError(
-                f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType, a LakeSinkType nor an "
-                "ObjectSinkType"
+                f"{type(kind).__name__} is neither a MessageSinkType, a DatabaseSinkType, a "
+                "LakeSinkType nor an ObjectSinkType"
             )
     if not issubclass(kind.config, needed):
         raise TypeError(f"{kind.config.__name__} is no {needed.__name__}")

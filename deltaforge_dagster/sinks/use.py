@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from deltaforge_dagster.errors import SinkUnavailable
 
-_SECONDS = 1.0
+_END_SECONDS = 1.0
 """How long `end` waits for the thread that is using the sink."""
 
 
@@ -50,7 +50,7 @@ class Use:
         """
         self.closed.set()
         interrupt()
-        if self._lock.acquire(timeout=_SECONDS):
+        if self._lock.acquire(timeout=_END_SECONDS):
             try:
                 self._drop()
             finally:

@@ -55,13 +55,13 @@ NEITHER, MIXED = Neither(), Mixed()
 def fresh() -> Iterator[None]:
     """Forget afterwards what a test has let the registry find."""
     yield
-    registry._found.cache_clear()
+    registry._kinds.cache_clear()
 
 
 def install(patch: pytest.MonkeyPatch, *entries: tuple[str, str, str]) -> None:
     """Pretend that packages are installed: package, name of the entry point, and its value."""
     pretend(patch, registry.GROUP, *entries)
-    registry._found.cache_clear()
+    registry._kinds.cache_clear()
 
 
 def test_only_its_own_folder_names_a_kind() -> None:

@@ -1,8 +1,9 @@
-"""ClickHouse's HTTP interface (ClickHouse's documentation, "HTTP Interface"): one query after another on one connection.
+"""ClickHouse's HTTP interface: one query after another on one connection.
 
-A query without data is the body of a request; otherwise the query is a parameter of the URL, and
-the data are the body. Settings are parameters of the URL. `wait_end_of_query` keeps the answer back
-until the query has ended, so that its status is that of the whole query.
+ClickHouse's documentation describes it ("HTTP Interface"). A query without data is the body of a
+request; otherwise the query is a parameter of the URL, and the data are the body. Settings are
+parameters of the URL. `wait_end_of_query` keeps the answer back until the query has ended, so that
+its status is that of the whole query.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ class ClickhouseClient:
             context = ssl.create_default_context(cafile=None if tls is None else tls.ca_file)
         except OSError as error:
             raise SettingsError(
-                f"sink {self.config.id}: the file of tls.ca_file cannot be read as certificates in PEM"
+                f"sink {self.config.id}: the file of tls.ca_file cannot be read as certificates in "
+                "PEM"
             ) from error
         if tls is not None and tls.insecure_skip_verify:
             context.check_hostname = False

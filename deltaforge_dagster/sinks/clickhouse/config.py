@@ -32,7 +32,8 @@ def _url(text: str) -> str:
         raise ValueError("holds a user or password (write them as `user` and `password`)")
     if not valid or url.query or url.fragment:
         raise ValueError(
-            "is not the address of ClickHouse's HTTP interface (write http://host:8123, or https://host:8443)"
+            "is not the address of ClickHouse's HTTP interface (write http://host:8123, "
+            "or https://host:8443)"
         )
     return text.rstrip("/")
 
@@ -48,7 +49,9 @@ class ClickhouseTls(Block):
     enabled: bool = True
     """Whether TLS is used; the `url` must say the same."""
     ca_file: Text | None = None
-    """File with the certificates of the authorities to trust, in PEM; by default those of the system."""
+    """File with the certificates of the authorities to trust, in PEM; by default those of the
+    system.
+    """
     insecure_skip_verify: bool = False
     """Accept every certificate. Anybody in between can then read and change everything."""
 
@@ -83,7 +86,9 @@ class ClickhouseSinkConfig(TableSinkConfig):
     row exactly, or the time of the change, which [does not always](clickhouse.md#versions).
     """
     send_timeout_secs: Seconds = 30.0
-    """How long the server may go without accepting or sending a byte; it answers when a query has ended."""
+    """How long the server may go without accepting or sending a byte; it answers when a query has
+    ended.
+    """
     auto_create: bool = True
     """Whether the sink creates tables, and adds and widens columns.
 
@@ -95,7 +100,8 @@ class ClickhouseSinkConfig(TableSinkConfig):
     def _check_table(cls, table: str) -> str:
         if "." in _VARIABLE.sub("", table):
             raise ValueError(
-                "has a dot: a table's name in a database has one part (write ${source.schema}_${source.table})"
+                "has a dot: a table's name in a database has one part (write "
+                "${source.schema}_${source.table})"
             )
         return table
 
@@ -104,8 +110,8 @@ class ClickhouseSinkConfig(TableSinkConfig):
         if self.tls is not None and self.tls.enabled != self.secure:
             written, other = ("http", "https") if self.tls.enabled else ("https", "http")
             raise ValueError(
-                f"url is {written}://, but tls.enabled is {str(self.tls.enabled).lower()} (write {other}://, "
-                "and the port of that interface)"
+                f"url is {written}://, but tls.enabled is {str(self.tls.enabled).lower()} (write "
+                f"{other}://, and the port of that interface)"
             )
         return self
 

@@ -24,7 +24,7 @@ NULL = 349
 _LOGIN = frozenset({192, 193, 194, 516})
 """UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED."""
 _DENIED = 497
-_FOR_NOW = frozenset(
+_TRANSIENT = frozenset(
     {
         159,  # TIMEOUT_EXCEEDED
         160,  # TOO_SLOW
@@ -74,13 +74,14 @@ def failure(subject: str, status: int, code: int | None, text: str) -> Deltaforg
     exception = f"exception {code}" + (f" ({name[1]})" if name else "")
     if code in _LOGIN:
         return AuthFailed(
-            f"{subject}: ClickHouse refuses the user or the password ({exception}); correct `user` and `password`"
+            f"{subject}: ClickHouse refuses the user or the password ({exception}); correct `user` "
+            "and `password`"
         )
     if code == _DENIED:
         grant = _GRANT.search(text)
         needed = f": it needs the grant {grant[1].rstrip('.')}" if grant else ""
         return PermissionMissing(f"{subject}: the user lacks a privilege{needed} ({exception})")
-    if code in _FOR_NOW:
+    if code in _TRANSIENT:
         return SinkUnavailable(f"{subject}: ClickHouse refuses for now with {exception}")
     return TableRejected(f"{subject}: {_refused(code, text)} ({exception})")
 

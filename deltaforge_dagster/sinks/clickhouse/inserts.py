@@ -11,7 +11,7 @@ from deltaforge_dagster.sinks.clickhouse.client import quoted
 from deltaforge_dagster.sinks.clickhouse.rows import arrow_stream
 from deltaforge_dagster.sinks.clickhouse.target import ClickhouseTarget
 
-_AS_OFTEN = {"insert_deduplicate": "0"}
+_NO_DEDUPLICATION = {"insert_deduplicate": "0"}
 """Settings of INSERTs without a token: rows that are sent twice are inserted twice.
 
 They may have been deleted in between.
@@ -55,10 +55,10 @@ class Inserts:
             "replace_running_query": "1",
         }
         target.client.execute(
-            target.label, query, {**(settings or _AS_OFTEN), **only}, arrow_stream(rows)
+            target.label, query, {**(settings or _NO_DEDUPLICATION), **only}, arrow_stream(rows)
         )
 
     def execute(self, query: str) -> None:
         """Execute an `INSERT ... SELECT`, or another statement without data."""
         self.target.guard()
-        self.target.client.execute(self.target.label, query, _AS_OFTEN)
+        self.target.client.execute(self.target.label, query, _NO_DEDUPLICATION)

@@ -14,8 +14,8 @@ from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
-_READS = ("SELECT", "INSERT")
-_MAKES = ("CREATE TABLE", "DROP TABLE", "ALTER TABLE")
+_ROW_GRANTS = ("SELECT", "INSERT")
+_DDL_GRANTS = ("CREATE TABLE", "DROP TABLE", "ALTER TABLE")
 
 
 def findings(config: ClickhouseSinkConfig, names: Sequence[str]) -> list[Finding]:
@@ -55,7 +55,7 @@ def findings(config: ClickhouseSinkConfig, names: Sequence[str]) -> list[Finding
 def _granted(config: ClickhouseSinkConfig, client: ClickhouseClient) -> Finding:
     """Return whether the user has the privileges that a run needs."""
     subject = f"sink {config.id}"
-    needed = [*_READS, *(_MAKES if config.auto_create else ())]
+    needed = [*_ROW_GRANTS, *(_DDL_GRANTS if config.auto_create else ())]
     where = f"{quoted(config.database)}.*"
     lacking = []
     try:

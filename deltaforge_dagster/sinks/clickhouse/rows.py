@@ -33,7 +33,10 @@ ABSENT = "_absent"
 
 INSERT_ROWS = 500_000
 INSERT_BYTES = 64 << 20
-"""Most rows, and bytes in memory, of one INSERT: few enough for ClickHouse to make one block of them, which is added at once."""
+"""Most rows, and bytes in memory, of one INSERT.
+
+They are few enough for ClickHouse to make one block of them, which is added at once.
+"""
 
 _FIRST, _LAST = dt.date(1900, 1, 1), dt.date(2299, 12, 31)
 _EPOCH = dt.date(1970, 1, 1)
@@ -41,7 +44,7 @@ _DAYS = range((_FIRST - _EPOCH).days, (_LAST - _EPOCH).days + 1)
 _MICROS = range(_DAYS.start * 86_400_000_000, _DAYS.stop * 86_400_000_000)
 """The range of `Date32` and `DateTime64`; the server would silently change other values."""
 
-_PLACE = ("df_segment", "df_ordinal", "df_event_time")
+_PLACE_COLUMNS = ("df_segment", "df_ordinal", "df_event_time")
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 Mask = npt.NDArray[np.bool_]
@@ -49,7 +52,7 @@ Mask = npt.NDArray[np.bool_]
 
 def place_schema() -> pa.Schema:
     """Return the columns of staged rows that decide their versions."""
-    return pa.schema([META.field(name) for name in _PLACE])
+    return pa.schema([META.field(name) for name in _PLACE_COLUMNS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class RowMaker:
         fields = [column.field for column in self.table.columns.columns]
         names = [
             "df_op",
-            *_PLACE,
+            *_PLACE_COLUMNS,
             "df_absent",
             *(["df_event_id"] if self.mode == "changelog" else []),
         ]
@@ -103,7 +106,9 @@ class RowMaker:
         for column in self.table.columns.columns:
             columns[column.name] = self._column(column, rows, blank)
             if partial and OLD_KEY + column.name in rows.schema.names:
-                columns[OLD_KEY + column.name] = _bare(rows.column(OLD_KEY + column.name))
+                columns[OLD_KEY + column.name] = _without_extension(
+                    rows.column(OLD_KEY + column.name)
+                )
         columns[OP] = ops
         columns[VERSION] = version_column(self.versions.versions(rows))
         columns[DELETED] = pa.array(deleted.astype(np.uint8))
@@ -118,7 +123,7 @@ class RowMaker:
 
     def _column(self, column: TypedColumn, rows: pa.RecordBatch, blank: Mask) -> pa.Array[Any]:
         """Return the values of a column; those of blank rows, which have none, may be anything."""
-        values = _bare(rows.column(column.name))
+        values = _without_extension(rows.column(column.name))
         self._check_range(column, values)
         if not values.null_count:
             return values
@@ -129,7 +134,7 @@ class RowMaker:
         if not is_nullable(self.types[column.name]) and blank.any():
             return cast(
                 "pa.Array[Any]",
-                pc.if_else(pa.array(blank), values.fill_null(_zero(values.type)), values),
+                pc.if_else(pa.array(blank), values.fill_null(_placeholder(values.type)), values),
             )
         return values
 
@@ -137,8 +142,9 @@ class RowMaker:
         nulls = _numpy(values.is_null())
         if (nulls & ~blank).any():
             raise TableRejected(
-                f"{self.label}: a value of column {column.name} is null, which arrays in ClickHouse cannot be; declare the "
-                "column's type as json under the sink's `types`, and have the table loaded again"
+                f"{self.label}: a value of column {column.name} is null, which arrays in "
+                "ClickHouse cannot be; declare the column's type as json under the sink's `types`, "
+                "and have the table loaded again"
             )
         empty = pa.scalar([], values.type)
         return cast("pa.Array[Any]", pc.if_else(pa.array(nulls), empty, values))
@@ -155,9 +161,9 @@ class RowMaker:
         ends = cast("dict[str, int | None]", pc.min_max(values).as_py())
         if any(end is not None and end not in held for end in ends.values()):
             raise TableRejected(
-                f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, which is what "
-                f"{column_type(column.type)} holds; declare the column's type as text under the sink's `types`, and "
-                "have the table loaded again"
+                f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, "
+                f"which is what {column_type(column.type)} holds; declare the column's type as "
+                "text under the sink's `types`, and have the table loaded again"
             )
 
 
@@ -193,20 +199,20 @@ def is_partial(rows: pa.RecordBatch) -> Mask:
 _NONE = pa.scalar([], pa.list_(pa.string()))
 
 
-def _bare(values: pa.Array[Any]) -> pa.Array[Any]:
+def _without_extension(values: pa.Array[Any]) -> pa.Array[Any]:
     """Return values without extension types: UUIDs as 16 bytes."""
     if isinstance(values, pa.ExtensionArray):
         return cast("pa.Array[Any]", values.storage)
     if pa.types.is_list(values.type):
         lists = cast("pa.ListArray[Any]", values)
-        inner = _bare(lists.values)
+        inner = _without_extension(lists.values)
         if inner.type != lists.values.type:
             mask = lists.is_null() if lists.null_count else None
             return pa.ListArray.from_arrays(lists.offsets, inner, mask=mask)
     return values
 
 
-def _zero(type_: pa.DataType) -> pa.Scalar[Any]:
+def _placeholder(type_: pa.DataType) -> pa.Scalar[Any]:
     """Return the value that stands for a missing one in a column that cannot be null."""
     if pa.types.is_string(type_) or pa.types.is_binary(type_):
         return pa.scalar(b"", pa.binary()).cast(type_)

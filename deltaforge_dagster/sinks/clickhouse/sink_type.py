@@ -30,8 +30,8 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
         **dict.fromkeys(["mode", "version_source"], consequences.RESYNC),
         "keys": consequences.KEYS,
         "types": (
-            "applies to columns that are created from now on; a table that has the column with another type "
-            "needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
+            "applies to columns that are created from now on; a table that has the column with "
+            "another type needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
         ),
         **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
     }
@@ -61,12 +61,16 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
         context: SinkContext,  # noqa: ARG002
         names: Sequence[str],
     ) -> list[Finding]:
-        """Check that the server lets the user in, that the database exists, and what the user may do there."""
+        """Check the login, that the database exists, and what the user may do there."""
         from deltaforge_dagster.sinks.clickhouse.preflight import findings  # noqa: PLC0415 - client
 
         return findings(config, names)
 
-    def names(self, config: ClickhouseSinkConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+    def names(
+        self,
+        config: ClickhouseSinkConfig,
+        pipeline: str,  # noqa: ARG002
+    ) -> Mapping[str, str]:
         """Return the mode of the tables, and their database."""
         return {"mode": config.mode, "database": config.database}
 

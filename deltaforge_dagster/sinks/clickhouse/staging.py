@@ -1,4 +1,6 @@
-"""Completes rows that lack values with those that the table has: unchanged TOAST, and updates that change the key as well.
+"""Completes rows that lack values with those that the table has.
+
+Rows lack unchanged TOAST values. Some of these rows are updates that change the key as well.
 
 The rows are first inserted into a staging table, and from there into the table, joined with the
 table's rows of the same keys (or of the old keys). Rows that the table already has in this version
@@ -74,7 +76,10 @@ class Staging:
         absent = sorted(target.table.absent)
         names = [*self._columns, *ROW_COLUMNS]
         values = [
-            f"if(has(s.{ABSENT}, {literal(name)}), t.{quoted(f'value_{absent.index(name)}')}, s.{quoted(name)})"
+            (
+                f"if(has(s.{ABSENT}, {literal(name)}),"
+                f" t.{quoted(f'value_{absent.index(name)}')}, s.{quoted(name)})"
+            )
             if name in absent
             else f"s.{quoted(name)}"
             for name in names
@@ -88,8 +93,8 @@ class Staging:
             newer = "n"
         columns = ", ".join(map(quoted, names))
         self._inserts.execute(
-            f"INSERT INTO {target.name} ({columns}) SELECT {', '.join(values)} FROM {self._name} AS s{joined}"
-            f" WHERE {newer}.known < s.{VERSION}"
+            f"INSERT INTO {target.name} ({columns}) SELECT {', '.join(values)}"
+            f" FROM {self._name} AS s{joined} WHERE {newer}.known < s.{VERSION}"
         )
         if self.rekey:
             keys = ", ".join(map(quoted, self._keys))
@@ -109,23 +114,27 @@ class Staging:
             values: Further columns to select from the table, in SQL.
         """
         target = self.target
-        keys = [self._compared(name, quoted(name)) for name in self._keys]
+        keys = [self._comparable(name, quoted(name)) for name in self._keys]
         columns = [f"{key} AS key_{at}" for at, key in enumerate(keys)]
         columns += [f"{VERSION} AS known", *values]
         searched = dict(zip(looked_up, self._keys, strict=True))
-        wanted = ", ".join(self._compared(key, quoted(name)) for name, key in searched.items())
+        wanted = ", ".join(self._comparable(key, quoted(name)) for name, key in searched.items())
         match = " AND ".join(
-            f"{self._compared(key, f's.{quoted(name)}')} = {alias}.key_{at}"
+            f"{self._comparable(key, f's.{quoted(name)}')} = {alias}.key_{at}"
             for at, (name, key) in enumerate(searched.items())
         )
         return (
-            f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL WHERE {DELETED} = 0"
+            f" LEFT ANY JOIN (SELECT {', '.join(columns)} FROM {target.name} FINAL"
+            f" WHERE {DELETED} = 0"
             f" AND ({', '.join(keys)}) IN (SELECT {wanted} FROM {self._name})) AS {alias}"
             f" ON {match}"
         )
 
-    def _compared(self, key: str, value: str) -> str:
-        """Return a value of a key column as joins and IN compare it: they, unlike the table, take 0 and -0 for two keys."""
+    def _comparable(self, key: str, value: str) -> str:
+        """Return a value of a key column as joins and IN compare it.
+
+        Unlike the table, they take 0 and -0 for two keys.
+        """
         return f"{value} + 0" if plain(self.types[key]).startswith("Float") else value
 
     @property

@@ -177,7 +177,10 @@ class ClickhouseTarget:
         )
 
     def figures(self) -> TableFigures:
-        """Return rows and bytes of all parts of the table: replaced rows count until the server has merged them."""
+        """Return rows and bytes of all parts of the table.
+
+        Replaced rows count until the server has merged them.
+        """
         counted = self._catalog("total_rows, total_bytes")
         if not counted or counted[0]["total_rows"] is None:
             return TableFigures()
@@ -201,15 +204,15 @@ class ClickhouseTarget:
             TableRejected: It has no key.
         """
         verb = "CREATE OR REPLACE TABLE" if replace else "CREATE TABLE IF NOT EXISTS"
-        columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted().items()]
+        columns = [f"{quoted(name)} {type_}" for name, type_ in self._wanted_types().items()]
         version = quoted(VERSION)
         # Each commit asks for rows from a version on, to see whether it was delivered before.
         columns.append(f"INDEX deltaforge_version {version} TYPE minmax GRANULARITY 1")
         keys = [quoted(name) for name in self.table.key]
         if self.mode == "current" and not keys:
             raise TableRejected(
-                f"{self.label}: {self.table.source_name} has no primary key, which mode current needs: name the columns of a key under "
-                "`keys`, or use mode changelog"
+                f"{self.label}: {self.table.source_name} has no primary key, which mode current "
+                "needs: name the columns of a key under `keys`, or use mode changelog"
             )
         if self.mode == "current":
             engine = f"ReplacingMergeTree({version}, `_deleted`) ORDER BY ({', '.join(keys)})"
@@ -235,16 +238,18 @@ class ClickhouseTarget:
         if mark is None:
             if self.makes and self._has_rows():
                 raise TableRejected(
-                    f"{self.label} exists, with rows that are not from this sink; empty it, have the sink write to another "
-                    "table, or set `auto_create: false` to add to the rows that it has"
+                    f"{self.label} exists, with rows that are not from this sink; empty it, have "
+                    "the sink write to another table, or set `auto_create: false` to add to the "
+                    "rows that it has"
                 )
             return None
         if mark.source != self.table.source_name:
             raise other_source(self.label, mark.source, self.table.source_name)
         if (mark.pipeline, mark.sink) != (self.owner.pipeline, self.owner.sink_id):
             raise TableRejected(
-                f"{self.label} belongs to sink {mark.sink} of pipeline {mark.pipeline}; change the sink's `table`, or, if "
-                f"that sink will never write to it again, empty the table and execute {claim}"
+                f"{self.label} belongs to sink {mark.sink} of pipeline {mark.pipeline}; change the "
+                "sink's `table`, or, if that sink will never write to it again, empty the table "
+                f"and execute {claim}"
             )
         return mark
 
@@ -265,14 +270,14 @@ class ClickhouseTarget:
             change = f"RENAME COLUMN {quoted(old)} TO {quoted(new)}"
             if old in {*existing.sorted_by, *existing.partitioned_by}:
                 raise TableRejected(
-                    f"{self.label}: the source has renamed column {old} to {new}, and the table is sorted or partitioned by "
-                    f"it; have the table loaded again",
+                    f"{self.label}: the source has renamed column {old} to {new}, and the table "
+                    "is sorted or partitioned by it; have the table loaded again",
                     remedy=self.resync_command,
                 )
             if not self.makes:
                 raise TableRejected(
-                    f"{self.label}: the source has renamed column {old} to {new}, and `auto_create` is false: execute "
-                    f"ALTER TABLE {self.name} {change}"
+                    f"{self.label}: the source has renamed column {old} to {new}, and "
+                    f"`auto_create` is false: execute ALTER TABLE {self.name} {change}"
                 )
             self._alter(change)
             if old in identities:
@@ -310,7 +315,7 @@ class ClickhouseTarget:
             self._check_form(existing)
         columns = dict(existing.columns)
         changes = []
-        for name, wanted in self._wanted().items():
+        for name, wanted in self._wanted_types().items():
             actual = columns.get(name)
             if actual is None:
                 self._check_new(existing, name)
@@ -334,9 +339,9 @@ class ClickhouseTarget:
                 changes.append(f"MODIFY COLUMN {quoted(name)} {wanted}")
             else:
                 raise TableRejected(
-                    f"{self.label}: its column {name} has the type {actual}, which does not hold the values of "
-                    f"{plain(wanted)}; declare a type that it holds under the sink's `types`, change the column's type, "
-                    f"or have the table loaded again",
+                    f"{self.label}: its column {name} has the type {actual}, which does not hold "
+                    f"the values of {plain(wanted)}; declare a type that it holds under the "
+                    "sink's `types`, change the column's type, or have the table loaded again",
                     remedy=self.resync_command,
                 )
             columns[name] = wanted
@@ -344,8 +349,8 @@ class ClickhouseTarget:
             statement = f"ALTER TABLE {self.name} {', '.join(changes)}"
             if not self.makes:
                 raise TableRejected(
-                    f"{self.label} lacks columns, or has types that do not hold their values, and `auto_create` is false: "
-                    f"execute {statement}"
+                    f"{self.label} lacks columns, or has types that do not hold their values, and "
+                    f"`auto_create` is false: execute {statement}"
                 )
             self._alter(", ".join(changes))
         return columns
@@ -369,23 +374,24 @@ class ClickhouseTarget:
         key = list(self.table.key)
         if not _REPLACING.search(existing.engine):
             raise TableRejected(
-                f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without which it would keep old rows; "
-                f"drop it, or have it loaded again",
+                f"{self.label} has no engine ReplacingMergeTree(_version, _deleted), without "
+                "which it would keep old rows; drop it, or have it loaded again",
                 remedy=self.resync_command,
             )
         if set(existing.sorted_by) != set(key) or _CALL.search(existing.sorting_key):
             raise TableRejected(
-                f"{self.label} is sorted by {existing.sorting_key}, but the key of its rows is {', '.join(key)}, by which they are "
-                f"replaced; have it loaded again",
+                f"{self.label} is sorted by {existing.sorting_key}, but the key of its rows is "
+                f"{', '.join(key)}, by which they are replaced; have it loaded again",
                 remedy=self.resync_command,
             )
         if not set(existing.partitioned_by) <= set(key):
             raise TableRejected(
-                f"{self.label} is partitioned by {', '.join(existing.partitioned_by)}, and rows of different partitions do "
-                "not replace one another; partition it by key columns only, or not at all"
+                f"{self.label} is partitioned by {', '.join(existing.partitioned_by)}, and rows of "
+                "different partitions do not replace one another; partition it by key columns "
+                "only, or not at all"
             )
 
-    def _wanted(self) -> dict[str, str]:
+    def _wanted_types(self) -> dict[str, str]:
         """Return the types that the columns have if the sink makes the table."""
         bare = self.table.key if self.mode == "current" else ()
         wanted = {}

@@ -1,4 +1,4 @@
-"""What a column of the source is in ClickHouse, and which types of an existing table hold its values."""
+"""What a source's column is in ClickHouse, and which types of an existing table hold its values."""
 
 from __future__ import annotations
 
@@ -61,19 +61,22 @@ def nullable(type_: str) -> str:
 
 def is_nullable(type_: str) -> bool:
     """Return whether a column of a type can be null."""
-    return _inside(type_, "LowCardinality").startswith("Nullable(")
+    return _unwrapped(type_, "LowCardinality").startswith("Nullable(")
 
 
 def plain(type_: str) -> str:
-    """Return a type without `LowCardinality` and `Nullable`, which do not change what values there are beside null."""
-    return _inside(_inside(type_, "LowCardinality"), "Nullable")
+    """Return a type without `LowCardinality` and `Nullable`.
+
+    They do not change what values there are beside null.
+    """
+    return _unwrapped(_unwrapped(type_, "LowCardinality"), "Nullable")
 
 
 def holds(target: str, wanted: str) -> bool:
     """Return whether a column of type `target` holds all values of type `wanted`, null aside."""
     target, wanted = plain(target), plain(wanted)
     if target.startswith("Array(") and wanted.startswith("Array("):
-        target, wanted = _inside(target, "Array"), _inside(wanted, "Array")
+        target, wanted = _unwrapped(target, "Array"), _unwrapped(wanted, "Array")
         return (is_nullable(target) or not is_nullable(wanted)) and holds(target, wanted)
     if target == wanted:
         return True
@@ -111,5 +114,5 @@ _FITTING = (
 )
 
 
-def _inside(type_: str, name: str) -> str:
+def _unwrapped(type_: str, name: str) -> str:
     return type_[len(name) + 1 : -1] if type_.startswith(f"{name}(") else type_

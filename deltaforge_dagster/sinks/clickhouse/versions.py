@@ -1,12 +1,14 @@
 """What the version of a row is: a number of 128 bits that grows in the order of the source's log.
 
-======  ===========================================================================================================
+======  ===========================================================================================
 bits
-======  ===========================================================================================================
-127-64  position in the source's log at which the segment of the change ends (`SourceType.position_number`)
+======  ===========================================================================================
+127-64  position in the source's log at which the segment of the change ends
+        (`SourceType.position_number`)
 63-22   when the segment was added to the journal, in milliseconds since 1970
-21-0    place of the change in the segment; that of a later one than 4,194,303 runs over into the milliseconds
-======  ===========================================================================================================
+21-0    place of the change in the segment; that of a later one than 4,194,303 runs over into the
+        milliseconds
+======  ===========================================================================================
 
 A segment ends between two transactions, and all of its changes have committed up to there: so
 versions are in the order of commits, and within a transaction in that of its changes. PostgreSQL's
@@ -107,7 +109,10 @@ class VersionMaker:
         return (high << _HALF) + (_milliseconds(segment) << _PLACE_BITS) + change.ordinal
 
     def versions(self, rows: pa.RecordBatch) -> npt.NDArray[Any]:
-        """Return the versions of rows with the columns `df_segment`, `df_ordinal` and `df_event_time`, low and high words."""
+        """Return the versions of rows, in low and high words.
+
+        The rows have the columns `df_segment`, `df_ordinal` and `df_event_time`.
+        """
         numbers = rows.column("df_segment").to_numpy()
         distinct, inverse = np.unique(numbers, return_inverse=True)
         ordinals = rows.column("df_ordinal").to_numpy().astype(np.uint64)

@@ -1,11 +1,13 @@
-"""Applies the staged changes of a table to the table, exactly once: a commit that is repeated changes nothing.
+"""Applies the staged changes of a table, exactly once: a commit that is repeated changes nothing.
 
-``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it can be inserted any number of
-               times. A delete is a row that is marked deleted. A truncate marks all rows deleted that the table has, in
-               place of TRUNCATE, which would also remove rows that were inserted after it was sent.
-``changelog``  Before a commit is added, the table is asked for rows of this version or greater ones. There are none unless
-               this commit, or a later one, was delivered already; then rows with the event ids of those are left out. Each
-               INSERT has a deduplication token, which stops one that a killed run has sent and that arrives late.
+``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it
+               can be inserted any number of times. A delete is a row that is marked deleted. A
+               truncate marks all rows deleted that the table has, in place of TRUNCATE, which would
+               also remove rows that were inserted after it was sent.
+``changelog``  Before a commit is added, the table is asked for rows of this version or greater
+               ones. There are none unless this commit, or a later one, was delivered already; then
+               rows with the event ids of those are left out. Each INSERT has a deduplication token,
+               which stops one that a killed run has sent and that arrives late.
 """
 
 # ruff: noqa: S608 - names and texts in queries are quoted
@@ -145,11 +147,11 @@ class _TableCommit:
         self._inserts = Inserts(target)
         if self._versions.unknown:
             raise TableRejected(
-                f"{target.label}: the positions of this source have no numbers to make versions of; set "
-                "`version_source: ts_ms`"
+                f"{target.label}: the positions of this source have no numbers to make versions "
+                "of; set `version_source: ts_ms`"
             )
         span = self._span()
-        existing, mark = self._found(exists=exists)
+        existing, mark = self._find_or_create(exists=exists)
         changelog = self.config.mode == "changelog"
         self._floor = self._versions.floor(span) if changelog else span.first
         newest = self._newest()
@@ -162,15 +164,15 @@ class _TableCommit:
         self._rows = RowMaker(target.label, table, self.config.mode, types, self._versions)
         if changelog:
             for step in table.steps:
-                self._log(step, again=newest is not None)
+                self._append(step, again=newest is not None)
             if newest is None and not exists:
-                self._check_logged(span)
+                self._check_appended(span)
         else:
             for step in table.steps:
                 self._apply(step)
         return WrittenTable(list(types.items()), target.figures())
 
-    def _found(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
+    def _find_or_create(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
         """Return the table, created if it did not exist, and the mark that it had before."""
         target = self.target
         existing = target.find()
@@ -202,11 +204,14 @@ class _TableCommit:
         return span
 
     def _newest(self) -> int | None:
-        """Return the greatest version that the table has, unless that is below all that the commit can have had."""
+        """Return the greatest version that the table has.
+
+        Return None if that is below all that the commit can have had.
+        """
         rows = self.target.client.rows(
             self.target.label,
-            f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known FROM {self.target.name}"
-            f" WHERE {VERSION} >= {_number(self._floor)}",
+            f"SELECT toString(max({VERSION})) AS newest, count() > 0 AS known"
+            f" FROM {self.target.name} WHERE {VERSION} >= {_number(self._floor)}",
         )
         return int(rows[0]["newest"]) if rows[0]["known"] else None
 
@@ -229,14 +234,15 @@ class _TableCommit:
             mark is not None and mark.uid != owner.uid and any(step.reads for step in table.steps)
         )
         backwards = newest >> _POSITION_BITS > span.first >> _POSITION_BITS
-        if backwards and (exists or other_log or begins) and not self._has(newest):
+        if backwards and (exists or other_log or begins) and not self._has_version(newest):
             raise TableRejected(
-                f"{self.target.label} has rows of a later position in the source's log than changes that follow them: the log "
-                "has begun again, as on another server after a failover. Have the table loaded again",
+                f"{self.target.label} has rows of a later position in the source's log than "
+                "changes that follow them: the log has begun again, as on another server after a "
+                "failover. Have the table loaded again",
                 remedy=self.target.resync_command,
             )
 
-    def _has(self, version: int) -> bool:
+    def _has_version(self, version: int) -> bool:
         """Return whether one of the commit's changes has this version."""
         for step in self.target.table.steps:
             if step.kind == "truncate":
@@ -248,7 +254,7 @@ class _TableCommit:
                     return True
         return False
 
-    def _log(self, step: StagedStep, *, again: bool) -> None:
+    def _append(self, step: StagedStep, *, again: bool) -> None:
         """Add the changes of a step to a changelog.
 
         Args:
@@ -271,13 +277,14 @@ class _TableCommit:
         structure = ", ".join(f"{quoted(name)} {types[name]}" for name in names)
         columns = ", ".join(map(quoted, names))
         query = (
-            f"INSERT INTO {self.target.name} ({columns}) SELECT {columns} FROM input({literal(structure)})"
+            f"INSERT INTO {self.target.name} ({columns})"
+            f" SELECT {columns} FROM input({literal(structure)})"
             f" WHERE {EVENT} NOT IN (SELECT {EVENT} FROM {self.target.name}"
             f" WHERE {VERSION} >= {_number(self._floor)}) FORMAT ArrowStream"
         )
         self._inserts.send(query, part)
 
-    def _check_logged(self, span: VersionSpan) -> None:
+    def _check_appended(self, span: VersionSpan) -> None:
         """Check that ClickHouse skipped no INSERT as a repeated one whose rows were deleted since.
 
         Raises:
@@ -291,8 +298,9 @@ class _TableCommit:
         )
         if int(counted[0]["rows"]) < rows:
             raise TableRejected(
-                f"{self.target.label} has had changes that were deleted from it, and ClickHouse does not add them again while "
-                f"it remembers their INSERT; have the table loaded again",
+                f"{self.target.label} has had changes that were deleted from it, and ClickHouse "
+                "does not add them again while it remembers their INSERT; "
+                "have the table loaded again",
                 remedy=self.target.resync_command,
             )
 

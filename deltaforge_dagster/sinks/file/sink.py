@@ -64,7 +64,8 @@ class FileSink:
         self._sink_id = sink_id
         first = path.parts[0]
         literal = first if isinstance(first, str) else ""
-        self._folder = Path(os.path.abspath(os.path.dirname(literal)))  # noqa: PTH100, PTH120 - resolves no links
+        # `abspath` resolves no links.
+        self._folder = Path(os.path.abspath(os.path.dirname(literal)))  # noqa: PTH100, PTH120
         self._closed = threading.Event()
         self._closed.set()
 
@@ -171,7 +172,7 @@ def _pieces(values: pa.StringArray) -> Iterator[pa.StringArray]:
 
 @contextlib.contextmanager
 def _appending(path: Path) -> Iterator[int]:
-    """Open a file for appending, cut off a partial last line, and make all writes durable on exit."""
+    """Open a file for appending and cut off a partial last line; on exit, writes are durable."""
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:

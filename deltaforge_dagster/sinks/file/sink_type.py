@@ -39,10 +39,13 @@ class FileSinkType(MessageSinkType[FileSinkConfig]):
         context: SinkContext,  # noqa: ARG002
         names: Sequence[str],  # noqa: ARG002
     ) -> list[Finding]:
-        """Check that a run can create files in the directory that the template's literal prefix names."""
+        """Check that a run can create files in the directory of the template's literal prefix."""
         literal = compile_template(config.path).parts[0]
+        # `abspath` resolves no links.
         folder = Path(
-            os.path.abspath(os.path.dirname(literal if isinstance(literal, str) else ""))  # noqa: PTH100, PTH120 - resolves no links
+            os.path.abspath(  # noqa: PTH100
+                os.path.dirname(literal if isinstance(literal, str) else "")  # noqa: PTH120
+            )
         )
         return [folder_finding(f"sink {config.id}", folder, "files", "correct the sink's path")]
 

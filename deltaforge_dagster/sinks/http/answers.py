@@ -1,13 +1,14 @@
 """What the response to a request means for its messages (RFC 9110, "Status Codes").
 
-============================  =======================================================================
-2xx                           delivered
-3xx                           the configuration is wrong: redirects are not followed, because changes would go to another
-                              place than the file says
-401, 403                      the credentials are refused
-408, 425, 429, 5xx            not now: the same request is repeated, after `Retry-After` if the response has it
-other 4xx                     refused for good: a batch is divided, a single change is undeliverable
-============================  =======================================================================
+==================  ================================================================================
+2xx                 delivered
+3xx                 the configuration is wrong: redirects are not followed, because changes would go
+                    to another place than the file says
+401, 403            the credentials are refused
+408, 425, 429, 5xx  not now: the same request is repeated, after `Retry-After` if the response has
+                    it
+other 4xx           refused for good: a batch is divided, a single change is undeliverable
+==================  ================================================================================
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _MOST_TEXT = 500
 """How many characters of a response a dead letter shows."""
 
 _CREDENTIALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-_NOT_NOW = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+_TRANSIENT = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 _TOO_LARGE = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.REQUEST_URI_TOO_LONG,
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
 }
-_NO_PLACE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE}
+_WRONG_PATH = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE}
 _CLIENT_ERRORS = range(400, 500)
 
 
@@ -51,14 +52,14 @@ class Refusal:
     text: str
 
     def __str__(self) -> str:
-        return f"status {_named(self.status)}"
+        return f"status {_phrase(self.status)}"
 
     @property
     def cause(self) -> str:
         """The `Undeliverable.cause` of a change that is refused."""
         if self.status in _TOO_LARGE:
             return "too_large"
-        return "routing" if self.status in _NO_PLACE else "serialization"
+        return "routing" if self.status in _WRONG_PATH else "serialization"
 
     @property
     def detail(self) -> str:
@@ -85,13 +86,14 @@ def judge(
     """
     if status // 100 == 2:
         return None
-    if status in _NOT_NOW or status // 100 == 5:
-        error = SinkUnavailable(f"{where} answered {_named(status)}")
+    if status in _TRANSIENT or status // 100 == 5:
+        error = SinkUnavailable(f"{where} answered {_phrase(status)}")
         error.retry_after = retry_after(_header(headers, b"retry-after"))
         raise error
     if status in _CREDENTIALS:
         raise AuthFailed(
-            f"{where} answered {_named(status)}: correct the credentials in `headers`, or those of the client in `tls`"
+            f"{where} answered {_phrase(status)}: correct the credentials in `headers`, "
+            "or those of the client in `tls`"
         )
     if status in _CLIENT_ERRORS:
         return Refusal(status, body.decode(errors="replace"))
@@ -103,14 +105,15 @@ def _no_endpoint(
 ) -> DeltaforgeError:
     location = _header(headers, b"location")
     if location is None:
-        return SinkRejected(f"{where} answered {_named(status)}, which is no answer to a delivery")
+        return SinkRejected(f"{where} answered {_phrase(status)}, which is no answer to a delivery")
     try:
         host = urlsplit(location).netloc.rpartition("@")[2]
     except ValueError:
         host = ""
     target = f"another place on {host}" if host else "another path"
     return SinkRejected(
-        f"{where} answered {_named(status)}, a redirect to {target}; redirects are not followed: correct `url`"
+        f"{where} answered {_phrase(status)}, a redirect to {target}; redirects are not followed: "
+        "correct `url`"
     )
 
 
@@ -140,7 +143,7 @@ def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str | None
     )
 
 
-def _named(status: int) -> str:
+def _phrase(status: int) -> str:
     try:
         return f"{status} ({HTTPStatus(status).phrase})"
     except ValueError:

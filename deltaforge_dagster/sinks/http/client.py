@@ -174,17 +174,20 @@ class HttpClient:
                 status, response_headers, body = self._exchange(request, headers)
         except httpcore.TimeoutException as error:
             raise TimedOut(
-                f"{where}: no answer within {self._settings.timeout:g} s (send_timeout_secs, in batch mode"
-                f" batch_timeout_secs), or no connection within {self._settings.connect_timeout:g} s"
+                f"{where}: no answer within {self._settings.timeout:g} s (send_timeout_secs, in"
+                " batch mode batch_timeout_secs), or no connection within"
+                f" {self._settings.connect_timeout:g} s"
             ) from error
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise SinkUnavailable(f"{where}: {error}") from error
         except (SinkRejected, AuthFailed) as error:
-            raise self._located(where, error) from error
+            raise self._with_endpoint(where, error) from error
         return judge(where, status, response_headers, body)
 
     def reach(self, url: str) -> bool:
-        """Connect to the server of a URL, and disconnect; return whether it has proved its identity with TLS.
+        """Connect to the server of a URL; return whether it has proved its identity with TLS.
+
+        Disconnects then.
 
         Raises:
             SinkUnavailable: It cannot be reached.
@@ -205,7 +208,7 @@ class HttpClient:
         except (httpcore.NetworkError, httpcore.TimeoutException) as error:
             raise SinkUnavailable(f"{where}: {error}") from error
         except (SinkRejected, AuthFailed) as error:
-            raise self._located(where, error) from error
+            raise self._with_endpoint(where, error) from error
         return secure and not self._settings.tls.insecure_skip_verify
 
     def interrupt(self) -> None:
@@ -244,7 +247,9 @@ class HttpClient:
                         break
             return response.status, response.headers, body
 
-    def _located(self, where: str, error: SinkRejected | AuthFailed) -> SinkRejected | AuthFailed:
+    def _with_endpoint(
+        self, where: str, error: SinkRejected | AuthFailed
+    ) -> SinkRejected | AuthFailed:
         if str(error).startswith("sink "):
             return error
         return type(error)(f"{where}: {error}")

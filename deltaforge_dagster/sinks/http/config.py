@@ -26,7 +26,10 @@ TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - the token of RFC 9110
 """Matches methods and names of headers (RFC 9110, "Tokens")."""
 
 VALUE = re.compile(r"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?)?")
-"""Matches what a header can hold unchanged: text without control characters, and without blanks around it."""
+"""Matches what a header can hold unchanged.
+
+That is text without control characters, and without blanks around it.
+"""
 
 _FRAMING = frozenset(
     {
@@ -44,7 +47,10 @@ OWN = frozenset({"idempotency-key", "df-key", "df-replay"})
 """Headers that the sink sets, in lower case."""
 
 RESERVED = _FRAMING | OWN
-"""Headers that neither a file nor a change may set, in lower case: the sink or its client sets them."""
+"""Headers that neither a file nor a change may set, in lower case.
+
+The sink or its client sets them.
+"""
 
 _HeaderName = Annotated[str, Field(pattern=f"^{TOKEN}$")]
 
@@ -118,7 +124,9 @@ class HttpSinkConfig(MessageSinkConfig):
     Those of a request are consecutive and have the same URL and headers.
     """
     batch_format: Literal["array", "ndjson"] = "array"
-    """The body of a request in batch mode: a JSON array, or one message per line (`application/x-ndjson`)."""
+    """The body of a request in batch mode: a JSON array, or one message per line
+    (`application/x-ndjson`).
+    """
     batch_max_events: Count = 500
     """The most messages of a request in batch mode."""
     batch_max_bytes: Count = 1_048_576

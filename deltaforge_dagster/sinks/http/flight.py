@@ -42,7 +42,10 @@ class RequestMaker(Protocol):
     """Makes requests (`client.HttpClient`)."""
 
     def attempt(self, request: HttpRequest) -> Refusal | None:
-        """Make a request; return None once its messages are acknowledged, or why they never can be."""
+        """Make a request.
+
+        Return None once its messages are acknowledged, or why they never can be.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -82,16 +85,16 @@ class Flight:
         self._requests = requests
         self._client = client
         self._use = use
-        self._most = most
+        self._max_in_flight = most
         self._run = run
         self._traffic = traffic
-        self._new: Iterator[HttpRequest] = iter(requests)
+        self._unstarted: Iterator[HttpRequest] = iter(requests)
         self._next: HttpRequest | None = None
         self._next_row = 0
-        self._again: list[tuple[int, HttpRequest]] = []
-        self._flying: dict[int, HttpRequest] = {}
+        self._to_repeat: list[tuple[int, HttpRequest]] = []
+        self._in_flight: dict[int, HttpRequest] = {}
         self._busy = np.zeros(requests.key_count, np.bool_)
-        self._landed: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
         self._failure: tuple[int, DeltaforgeError] | None = None
 
     def send(self, guard: SendGuard) -> None:
@@ -112,10 +115,10 @@ class Flight:
     def _send(self, guard: SendGuard) -> None:
         while True:
             self._start(guard)
-            if self._flying:
+            if self._in_flight:
                 self._wait()
-            elif self._again and self._peek() is not None:
-                self._use.closed.wait(max(0.0, self._again[0][1].not_before - time.monotonic()))
+            elif self._to_repeat and self._peek() is not None:
+                self._use.closed.wait(max(0.0, self._to_repeat[0][1].not_before - time.monotonic()))
                 self._use.raise_when_closed()
             else:
                 break
@@ -124,40 +127,40 @@ class Flight:
 
     def _start(self, guard: SendGuard) -> None:
         """Start every request that may start now."""
-        while len(self._flying) < self._most:
+        while len(self._in_flight) < self._max_in_flight:
             request = self._peek()
             if request is None or request.not_before > time.monotonic() or self._blocked(request):
                 return
             self._use.raise_when_closed()
             guard()
-            if self._again and self._again[0][1] is request:
-                heapq.heappop(self._again)
+            if self._to_repeat and self._to_repeat[0][1] is request:
+                heapq.heappop(self._to_repeat)
             else:
                 self._next, self._next_row = None, request.stop
-            self._flying[request.start] = request
+            self._in_flight[request.start] = request
             if request.keys is not None:
                 self._busy[request.keys] = True
             self._run(lambda request=request: self._attempt(request))  # type: ignore[misc]
 
     def _peek(self) -> HttpRequest | None:
         """Return the request that comes next, None if nothing more may start."""
-        if self._again:
-            start, request = self._again[0]
+        if self._to_repeat:
+            start, request = self._to_repeat[0]
             return request if self._failure is None or start < self._failure[0] else None
         if self._failure is not None:
             return None
         if self._next is None:
             try:
-                self._next = next(self._new, None)
+                self._next = next(self._unstarted, None)
             except Undeliverable as error:
                 self._failed(self._next_row, error)
         return self._next
 
     def _blocked(self, request: HttpRequest) -> bool:
         """Return whether a request must wait for one that is under way."""
-        if not self._flying:
+        if not self._in_flight:
             return False
-        if request.keys is None or any(flying.keys is None for flying in self._flying.values()):
+        if request.keys is None or any(flying.keys is None for flying in self._in_flight.values()):
             return True
         return bool(self._busy[request.keys].any())
 
@@ -167,19 +170,19 @@ class Flight:
             outcome = self._client.attempt(request)
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for it
             outcome = error
-        self._landed.put((request, outcome))
+        self._outcomes.put((request, outcome))
 
     def _wait(self) -> None:
-        """Wait until a request has landed, or another one may be repeated."""
+        """Wait until a request has ended, or another one may be repeated."""
         timeout = None
-        if self._again and len(self._flying) < self._most:
-            wait = self._again[0][1].not_before - time.monotonic()
+        if self._to_repeat and len(self._in_flight) < self._max_in_flight:
+            wait = self._to_repeat[0][1].not_before - time.monotonic()
             timeout = wait if wait > 0 else None  # one whose time has come waits for a key
         try:
-            request, outcome = self._landed.get(timeout=timeout)
+            request, outcome = self._outcomes.get(timeout=timeout)
         except queue.Empty:
             return
-        self._land(request, acknowledged=outcome is None)
+        self._record_end(request, acknowledged=outcome is None)
         if outcome is None:
             return
         self._use.raise_when_closed()
@@ -188,24 +191,27 @@ class Flight:
         else:
             self._interrupted(request, outcome)
 
-    def _land(self, request: HttpRequest, *, acknowledged: bool) -> None:
-        """Record that a request is not under way any more; unless acknowledged, it is open again."""
-        del self._flying[request.start]
+    def _record_end(self, request: HttpRequest, *, acknowledged: bool) -> None:
+        """Record that a request is no longer under way; unless acknowledged, it is open again."""
+        del self._in_flight[request.start]
         if request.keys is not None:
             self._busy[request.keys] = False
         if not acknowledged:
-            heapq.heappush(self._again, (request.start, request))
+            heapq.heappush(self._to_repeat, (request.start, request))
 
     def _refused(self, request: HttpRequest, refusal: Refusal) -> None:
         """Divide a batch that is refused; a single change is undeliverable."""
         halves = self._requests.halves(request)
         if halves:
-            self._again = [pending for pending in self._again if pending[1] is not request]
-            self._again += [(half.start, half) for half in halves]
-            heapq.heapify(self._again)
+            self._to_repeat = [pending for pending in self._to_repeat if pending[1] is not request]
+            self._to_repeat += [(half.start, half) for half in halves]
+            heapq.heapify(self._to_repeat)
         else:
             ordinal = self._requests.ordinal(request.start)
-            text = f"{self._where}: {origin_of(request.url)} refuses the message of ordinal {ordinal} with {refusal}"
+            text = (
+                f"{self._where}: {origin_of(request.url)} refuses the message of ordinal {ordinal} "
+                f"with {refusal}"
+            )
             error = Undeliverable(text, ordinal, refusal.cause, refusal.detail)
             self._failed(request.start, error)
 
@@ -231,15 +237,15 @@ class Flight:
 
     def _first_open(self) -> int:
         """Return the first row that is not acknowledged."""
-        rows = [*self._flying, *(start for start, _ in self._again), self._next_row]
+        rows = [*self._in_flight, *(start for start, _ in self._to_repeat), self._next_row]
         if self._failure is not None:
             rows.append(self._failure[0])
         return min(rows)
 
     def _abandon(self) -> None:
         """End what is under way, so that nothing is sent after this."""
-        if self._flying:
+        if self._in_flight:
             self._client.interrupt()
-        while self._flying:
-            request, outcome = self._landed.get()
-            self._land(request, acknowledged=outcome is None)
+        while self._in_flight:
+            request, outcome = self._outcomes.get()
+            self._record_end(request, acknowledged=outcome is None)

@@ -1,4 +1,4 @@
-"""Connections to HTTP servers: to checked addresses only, with a deadline, and ended from any thread.
+"""Connections to HTTP servers: to checked addresses only, with a deadline, ended by any thread.
 
 Implements httpcore's `NetworkBackend`. An address is checked after the name was resolved, and
 exactly that address is connected to, so a name that resolves differently the next time opens no way
@@ -48,7 +48,7 @@ class Network(httpcore.NetworkBackend):
     def __init__(self, sink_id: str, *, allow_private: bool) -> None:
         self._sink_id = sink_id
         self._allow_private = allow_private
-        self._own = threading.local()
+        self._thread_local = threading.local()
         self._lock = threading.Lock()
         self._streams: set[_HttpStream] = set()
         self._interrupted = False
@@ -56,11 +56,11 @@ class Network(httpcore.NetworkBackend):
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Give everything that this thread does in the block this much time in all."""
-        self._own.deadline = time.monotonic() + seconds
+        self._thread_local.deadline = time.monotonic() + seconds
         try:
             yield
         finally:
-            del self._own.deadline
+            del self._thread_local.deadline
 
     def left(self, timeout: float | None) -> float | None:
         """Return the timeout of this thread's next call.
@@ -68,7 +68,7 @@ class Network(httpcore.NetworkBackend):
         Raises:
             TimeoutError: The deadline has passed.
         """
-        deadline: float | None = getattr(self._own, "deadline", None)
+        deadline: float | None = getattr(self._thread_local, "deadline", None)
         if deadline is None:
             return timeout
         seconds = deadline - time.monotonic()
@@ -122,7 +122,7 @@ class Network(httpcore.NetworkBackend):
             self._streams.discard(stream)
 
     def interrupt(self) -> None:
-        """Reset every connection, and new ones until `begin`; threads that wait for one get an error."""
+        """Reset every connection, and new ones until `begin`; waiting threads get an error."""
         with self._lock:
             self._interrupted = True
             for stream in self._streams:
@@ -144,7 +144,8 @@ class Network(httpcore.NetworkBackend):
         if not allowed:
             raise SinkRejected(
                 f"sink {self._sink_id}: {host} has a private, loopback or link-local address; set "
-                "allow_private: true if the sink may call it (a pipeline created by the REST API may not by default)"
+                "allow_private: true if the sink may call it (a pipeline created by the REST API "
+                "may not by default)"
             )
         return allowed
 
@@ -206,7 +207,10 @@ class _HttpStream(httpcore.NetworkStream):
         return self._network.opened(secured)
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore asks: whether an idle connection has something to read, which is its end."""
+        """Return what httpcore asks.
+
+        `is_readable` is whether an idle connection has something to read, which is its end.
+        """
         if info == "is_readable":
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)

@@ -96,7 +96,10 @@ class HttpRequest:
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL: what messages show of it, since the rest may hold values of rows."""
+    """Return scheme, host and port of a URL.
+
+    Messages show only these, since the rest may hold values of rows.
+    """
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -165,7 +168,7 @@ class HttpRequests:
         return min(group, whole_ordinals(self._messages, start, fit))
 
     def _request(self, start: int, stop: int) -> HttpRequest:
-        """Return the request of some rows, or of those before the first one that cannot be part of it.
+        """Return the request of some rows, or of those before the first that cannot be part of it.
 
         Raises:
             Undeliverable: The first row cannot be part of a request.
@@ -175,7 +178,7 @@ class HttpRequests:
             start,
             stop,
             self._url(start),
-            [*self._of_change(start).values(), *self._own(start, stop)],
+            [*self._change_headers(start).values(), *self._sink_headers(start, stop)],
             body,
             self._keys_of(start, stop),
         )
@@ -184,7 +187,7 @@ class HttpRequests:
         if not self._form.batch:
             return self._values[start].as_buffer().to_pybytes(), stop
         values = self._values.slice(start, stop - start)
-        bad = _first_of_no_array(values) if self._form.array else _first_of_no_line(values)
+        bad = _first_not_json(values) if self._form.array else _first_with_line_break(values)
         if bad == 0:
             problem = "is no JSON" if self._form.array else "has a line break"
             text = f"{problem}, so it cannot be part of a batch (batch_format)"
@@ -201,15 +204,15 @@ class HttpRequests:
             if not _is_url(url):
                 raise self._undeliverable(
                     row,
-                    "has a destination that is no URL (http:// or https://, a host, special characters"
-                    " percent-encoded, no `.` or `..` as part of the path)",
+                    "has a destination that is no URL (http:// or https://, a host, special"
+                    " characters percent-encoded, no `.` or `..` as part of the path)",
                     "routing",
                 )
             if len(self._urls) < _MOST_CACHED:
                 self._urls.add(url)
         return url
 
-    def _of_change(self, row: int) -> dict[str, Header]:
+    def _change_headers(self, row: int) -> dict[str, Header]:
         """Return the headers of the file and of a change, by their names in lower case."""
         text = cast("str | None", self._messages.column("headers")[row].as_py())
         if text not in self._headers:
@@ -219,19 +222,19 @@ class HttpRequests:
                 for name, value in self._form.headers.items()
             }
             for name, value in orjson.loads(text).items() if text is not None else ():
-                headers[name.lower()] = self._checked(row, str(name), str(value))
+                headers[name.lower()] = self._checked_header(row, str(name), str(value))
             if len(self._headers) >= _MOST_CACHED:
                 self._headers.clear()
             self._headers[text] = headers
         return self._headers[text]
 
-    def _checked(self, row: int, name: str, value: str) -> Header:
+    def _checked_header(self, row: int, name: str, value: str) -> Header:
         lower = name.lower()
         if not _NAME.fullmatch(name) or not VALUE.fullmatch(value):
             raise self._undeliverable(
                 row,
-                "has a header that HTTP cannot carry (names of letters, digits and `-`; values without"
-                " control characters, and without blanks around them)",
+                "has a header that HTTP cannot carry (names of letters, digits and `-`; values"
+                " without control characters, and without blanks around them)",
                 "serialization",
             )
         if lower in RESERVED or lower in {"host", self._form.signature_header}:
@@ -240,7 +243,7 @@ class HttpRequests:
             )
         return name.encode(), value.encode()
 
-    def _own(self, start: int, stop: int) -> list[Header]:
+    def _sink_headers(self, start: int, stop: int) -> list[Header]:
         """Return the headers that the sink sets."""
         keys = self._messages.column("idempotency_key")
         headers: list[Header] = []
@@ -253,11 +256,11 @@ class HttpRequests:
             request_key = cast("str", keys[start].as_py())
             key = cast("str | None", self._messages.column("key")[start].as_py())
             if key is not None:
-                headers.append((b"df-key", self._own_value(start, "key", key)))
-        value = self._own_value(start, "idempotency key", f"{request_key}{self._suffix}")
+                headers.append((b"df-key", self._sink_value(start, "key", key)))
+        value = self._sink_value(start, "idempotency key", f"{request_key}{self._suffix}")
         return [(b"idempotency-key", value), *headers]
 
-    def _own_value(self, row: int, what: str, text: str) -> bytes:
+    def _sink_value(self, row: int, what: str, text: str) -> bytes:
         if not VALUE.fullmatch(text):
             raise self._undeliverable(
                 row, f"has control characters, or blanks around it, in its {what}", "serialization"
@@ -290,14 +293,14 @@ def _keys(messages: pa.RecordBatch, form: RequestForm) -> npt.NDArray[np.int64]:
     """Return the number of each message's key, `_NO_KEY` if it has none."""
     column = messages.column("key")
     codes = _codes(column)
-    none = _equal(column, pa.scalar(""))
+    none = _null_or_equal(column, pa.scalar(""))
     if form.row_keys:
         changes = pc.coalesce(messages.column("change_id"), messages.column("event_id"))
-        none |= _equal(column, changes)
+        none |= _null_or_equal(column, changes)
     return np.where(none, _NO_KEY, codes)
 
 
-def _equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
+def _null_or_equal(column: pa.Array[Any], other: Any) -> npt.NDArray[np.bool_]:
     """Return a mask of the texts in a column that are null, or equal to `other`."""
     differs = cast("pa.Array[Any]", pc.not_equal(column, other)).fill_null(False)
     return ~differs.to_numpy(zero_copy_only=False)
@@ -319,13 +322,13 @@ def _joined(values: pa.StringArray, separator: str) -> bytes:
     return memoryview(data)[offsets[0] : offsets[-1]].tobytes()
 
 
-def _first_of_no_line(values: pa.StringArray) -> int | None:
+def _first_with_line_break(values: pa.StringArray) -> int | None:
     """Return the index of the first value with a line break; events have none, raw payloads may."""
     broken = np.flatnonzero(pc.match_substring(values, "\n").to_numpy(zero_copy_only=False))
     return int(broken[0]) if len(broken) else None
 
 
-def _first_of_no_array(values: pa.StringArray) -> int | None:
+def _first_not_json(values: pa.StringArray) -> int | None:
     """Return the index of the first value that is no JSON; raw payloads may be any text."""
     for index, value in enumerate(cast("list[bytes]", values.cast(pa.binary()).to_pylist())):
         try:
@@ -342,13 +345,13 @@ def _is_json(value: bytes) -> bool:
     orjson rejects such text.
     """
     try:
-        json.loads(value, parse_constant=_no_constant)
+        json.loads(value, parse_constant=_refuse_constant)
     except ValueError:
         return False
     return True
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 

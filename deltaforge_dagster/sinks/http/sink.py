@@ -57,7 +57,9 @@ class HttpSink:
             self._use.closed.clear()
 
     def reach(self, url: str) -> bool:
-        """Connect to the server of a URL without a request; return whether it has proved its identity. Call it after `open`.
+        """Connect to the server of a URL; return whether it has proved its identity.
+
+        Sends no request. Call it after `open`.
 
         Raises:
             SinkUnavailable: It cannot be reached.

@@ -97,7 +97,10 @@ class HttpSinkType(MessageSinkType[HttpSinkConfig]):
 
 
 def _content_type(config: HttpSinkConfig) -> str:
-    """Return the media type of requests (CloudEvents - HTTP Protocol Binding 1.0.2, "HTTP Content Mode")."""
+    """Return the media type of requests.
+
+    See CloudEvents - HTTP Protocol Binding 1.0.2, "HTTP Content Mode".
+    """
     if config.batch_mode and config.batch_format == "ndjson":
         return "application/x-ndjson"
     if isinstance(config.encoding, AvroEncoding):

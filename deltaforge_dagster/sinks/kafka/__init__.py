@@ -1,1 +1,4 @@
-"""The Kafka sink: client chunks for librdkafka (`client`, `settings`), in `transactions` when delivery is exactly once."""
+"""The Kafka sink: client chunks for librdkafka (`client`, `settings`).
+
+They are sent in `transactions` when delivery is exactly once.
+"""

@@ -40,8 +40,11 @@ from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSetting
 _SLICE = 0.1
 """Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
 
-_EVEN = 0.9
-"""How full record batches are on average, so that none overflows if keys spread messages over partitions almost evenly."""
+_MEAN_FILL = 0.9
+"""How full record batches are on average.
+
+None overflows if keys spread messages over partitions almost evenly.
+"""
 
 _GUARD_SECONDS = 2.0
 """Seconds between calls of the guard while brokers do not answer.
@@ -75,7 +78,10 @@ _CONSEQUENCES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A message that did not arrive, and why; `row` is its row in its client chunk, None if unknown."""
+    """A message that did not arrive, and why.
+
+    `row` is its row in its client chunk, None if unknown.
+    """
 
     error: KafkaError
     row: int | None
@@ -145,7 +151,7 @@ class Client:
 
     @property
     def usable(self) -> bool:
-        """Whether the client can continue: no fatal error, and no message in its queue or on its way."""
+        """Whether the client can continue: no fatal error, no message queued or on its way."""
         self.serve()  # `len` also counts events that have not been polled
         return not self.spent and not len(self.producer)
 
@@ -198,13 +204,13 @@ class Client:
             self.stopped.wait(_SLICE)
 
     def room(self, topic: str) -> int:
-        """Return the bytes of a client chunk that is about one record batch for each partition of a topic.
+        """Return the bytes of a client chunk: about one record batch for each partition of a topic.
 
         librdkafka has one request for each partition on its way. While further messages wait for
         the answer, librdkafka's thread does not sleep, which took half of its processor time.
         """
         self.check_topic(topic)
-        return int(max(self._partitions[topic], 1) * self._batch_bytes * _EVEN)
+        return int(max(self._partitions[topic], 1) * self._batch_bytes * _MEAN_FILL)
 
     def _topic_error(self, topic: str) -> KafkaError | None:
         try:
@@ -265,7 +271,7 @@ class Client:
         self.producer.poll(0)
 
     def failure(self, error: KafkaError) -> DeltaforgeError:
-        """Return the error to raise for one that a call returned, or for the fatal error behind it."""
+        """Return the error to raise for one that a call returned, or the fatal one behind it."""
         if self._fatal is not None and error.code() in _CONSEQUENCES:
             return translated(self.where, self._fatal)
         if error.code() in _NO_ANSWER:

@@ -37,7 +37,10 @@ _IDEMPOTENT: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     "max.in.flight": ("at most 5", lambda text: not text.isdecimal() or int(text) <= 5),
     "retries": ("more than 0", lambda text: text != "0"),
 }
-"""What properties must be while the producer is idempotent, as librdkafka requires; other mistakes in them it names itself."""
+"""What properties must be while the producer is idempotent, as librdkafka requires.
+
+librdkafka itself names other mistakes in them.
+"""
 _ALIASES = {
     "request.required.acks": "acks",
     "max.in.flight.requests.per.connection": "max.in.flight",
@@ -128,7 +131,10 @@ class KafkaSinkConfig(MessageSinkConfig):
                 instead = (
                     "the order of messages needs it"
                     if self.exactly_once
-                    else "or set `enable.idempotence: false` beside it, if brokers may lose or reorder messages"
+                    else (
+                        "or set `enable.idempotence: false` beside it, "
+                        "if brokers may lose or reorder messages"
+                    )
                 )
                 raise ValueError(f"client_conf.{name}: must be {must} (leave it out; {instead})")
         return self

@@ -90,8 +90,11 @@ def error_of(exception: KafkaException) -> KafkaError:
 
 
 def is_auth(error: KafkaError) -> bool:
-    """Return whether authentication failed: the broker refused the client, or the client the broker."""
-    refused = error.code() == KafkaError._TRANSPORT and _CERTIFICATE_ALERT.search(error.str())  # noqa: SLF001
+    """Return whether authentication failed, because broker or client refused the other."""
+    refused = (
+        error.code() == KafkaError._TRANSPORT  # noqa: SLF001
+        and _CERTIFICATE_ALERT.search(error.str())
+    )
     return error.code() in _AUTH or bool(refused)
 
 
@@ -102,7 +105,10 @@ def is_misunderstanding(error: KafkaError) -> bool:
     ("closed by peer", "connecting to a PLAINTEXT broker listener?"), but always names the
     connection's state.
     """
-    return error.code() == KafkaError._TRANSPORT and bool(_FIRST_WORDS.search(error.str()))  # noqa: SLF001
+    return (
+        error.code() == KafkaError._TRANSPORT  # noqa: SLF001
+        and bool(_FIRST_WORDS.search(error.str()))
+    )
 
 
 def translated(where: str, error: KafkaError) -> DeltaforgeError:
@@ -122,7 +128,8 @@ def translated(where: str, error: KafkaError) -> DeltaforgeError:
         return PermissionMissing(f"{text}; the Kafka user needs an ACL that allows {_GRANTS[code]}")
     if code in _FENCED:
         return PositionMoved(
-            f"{text}; another sender with the same pipeline and sink name is at work on this cluster"
+            f"{text}; another sender with the same pipeline and sink name is at work on this "
+            "cluster"
         )
     if code in _LASTING:
         return SinkRejected(text)

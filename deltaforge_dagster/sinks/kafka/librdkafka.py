@@ -56,7 +56,9 @@ ARGUMENT = np.dtype(
         "itemsize": 72,
     }
 )
-"""`rd_kafka_vu_t`, an argument of `rd_kafka_produceva`: its type, and a number, an address, or address and length.
+"""`rd_kafka_vu_t`, an argument of `rd_kafka_produceva`.
+
+It has a type, and a number, an address, or address and length.
 
      0       4      8        16        24        72
      | vtype |      | first  | second  | padding |

@@ -118,7 +118,10 @@ def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
 
 
 def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> Finding:
-    """Return the finding for a topic that the brokers create automatically; creates none (`validate_only`)."""
+    """Return the finding for a topic that the brokers create automatically.
+
+    Creates no topic (`validate_only`).
+    """
     asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=SECONDS)
     try:
         asked[topic].result()
@@ -139,7 +142,7 @@ def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> F
 
 
 def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
-    """Return the findings for the transactional id and for the group that holds the sink's position.
+    """Return the findings for the transactional id and the group that holds the sink's position.
 
     The right to use the transactional id cannot be checked without beginning a transaction.
     """
@@ -151,7 +154,10 @@ def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
     report = [Finding(subject, "note", text, remedy)]
     if _may_not_commit(admin, name):
         text = f"the Kafka user may not keep the sink's position in consumer group {name!r}"
-        remedy = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
+        remedy = (
+            "kafka-acls --add --allow-principal User:... --operation Read --operation Describe"
+            f" --group {name}"
+        )
         report.append(Finding(subject, "error", text, remedy))
     return report
 
@@ -176,7 +182,7 @@ def _may_not_commit(admin: AdminClient, group: str) -> bool:
 
 
 def _brokers_make_topics(admin: AdminClient) -> bool | None:
-    """Return whether `auto.create.topics.enable` is on; None if the user may not read the setting."""
+    """Return whether `auto.create.topics.enable` is on; None if the user may not read it."""
     try:
         nodes = admin.describe_cluster(request_timeout=SECONDS).result().nodes
         broker = ConfigResource(ResourceType.BROKER, str(nodes[0].id))

@@ -132,7 +132,7 @@ class Producer:
             LIBRARY.rd_kafka_destroy(self._handle)
 
     def __len__(self) -> int:
-        """Return the number of messages whose outcome is unknown, and of reports that wait for `poll`."""
+        """Return the number of messages with unknown outcome and of reports waiting for `poll`."""
         return int(LIBRARY.rd_kafka_outq_len(self._handle))
 
     def produce(self, rows: pa.RecordBatch, replay: str | None, *, first_row: int = 0) -> None:
@@ -235,7 +235,10 @@ class Producer:
             LIBRARY.rd_kafka_flush(self._handle, _milliseconds(min(left, _REFUSAL_SECONDS)) or 1)
 
     def purge(self, *, in_flight: bool = True, blocking: bool = True) -> None:
-        """Refuse all messages in the queue, and also those on their way, whose outcome then stays unknown."""
+        """Refuse all messages in the queue.
+
+        With `in_flight`, refuse also those on their way; their outcome then stays unknown.
+        """
         flags = PURGE_QUEUE | in_flight * PURGE_IN_FLIGHT | (not blocking) * PURGE_AT_ONCE
         LIBRARY.rd_kafka_purge(self._handle, flags)
 

@@ -19,7 +19,7 @@ from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Traffic
 from deltaforge_dagster.sinks.kafka.config import IS_TRUE
 
-_SOON: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
+_RECONNECT: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
 """librdkafka waits half of this time before a new client's next connection: the first one, to any
 broker, tells it which brokers there are. With its default that is 50 ms, and a transaction needs
 several new connections.
@@ -33,19 +33,19 @@ _DEFAULTS: Mapping[str, str] = {
     "log.connection.close": "false",
     "max.in.flight": "5",
     "message.max.bytes": "1000000000",  # the brokers' own limit counts, after compression
-    **_SOON,
+    **_RECONNECT,
     "request.timeout.ms": "30000",
     "retries": "2147483647",
     "retry.backoff.ms": "100",
     "socket.keepalive.enable": "true",
     "statistics.interval.ms": "5000",
 }
-_OWN: Mapping[str, str] = {  # not overridable: client chunks limit the queue
+_FIXED: Mapping[str, str] = {  # not overridable: client chunks limit the queue
     "queue.buffering.max.kbytes": "2147483647",
     "queue.buffering.max.messages": "1000000",
 }
 _ALONE: Mapping[str, str] = {"batch.num.messages": "1"}
-_PLAIN: Mapping[str, str] = {"enable.gapless.guarantee": "true"}
+_NOT_TRANSACTIONAL: Mapping[str, str] = {"enable.gapless.guarantee": "true"}
 _TRANSACTIONAL: Mapping[str, str] = {
     "request.timeout.ms": "15000",
     "transaction.timeout.ms": "60000",
@@ -61,7 +61,10 @@ class Batching(Enum):
     """
 
     LARGE = 2 << 20
-    """Brokers accept them if compression halves them, as it does with all but random or compressed data."""
+    """Brokers accept them if compression halves them.
+
+    It does so with all but random or compressed data.
+    """
     USUAL = 1 << 20
     """Brokers accept them without any compression."""
     ALONE = 0
@@ -110,9 +113,9 @@ class KafkaClientSettings:
             "client.id": f"deltaforge-{self.sink_id}",
             **_DEFAULTS,
             "batch.size": str(batching.value or Batching.USUAL.value),
-            **(_TRANSACTIONAL if transactional else _PLAIN),
+            **(_TRANSACTIONAL if transactional else _NOT_TRANSACTIONAL),
             **self.client_conf,
-            **_OWN,
+            **_FIXED,
             **(_ALONE if batching is Batching.ALONE else {}),
         }
         properties.pop("transactional.id", None)
@@ -137,7 +140,7 @@ class KafkaClientSettings:
         return {
             "bootstrap.servers": self.brokers,
             "client.id": f"deltaforge-{self.sink_id}",
-            **_SOON,
+            **_RECONNECT,
             **conf,
         }
 

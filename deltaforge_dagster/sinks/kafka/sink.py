@@ -62,7 +62,7 @@ and acknowledged together. It exceeds them by less than the messages of a change
 _TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
 """Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`)."""
 
-_WHERE = frozenset(["bootstrap.servers", "metadata.broker.list"])
+_ADDRESS_SETTINGS = frozenset(["bootstrap.servers", "metadata.broker.list"])
 
 
 class KafkaSink:
@@ -121,7 +121,9 @@ class KafkaSink:
                 (`.location`) are not reported, because the files may exist only on other machines.
         """
         conf = {
-            name: text for name, text in self._settings.client_conf.items() if name not in _WHERE
+            name: text
+            for name, text in self._settings.client_conf.items()
+            if name not in _ADDRESS_SETTINGS
         }
         try:
             client = Client(
@@ -144,12 +146,14 @@ class KafkaSink:
         with self._use.held():
             self._use.closed.clear()
             client = (
-                self._renewed().client if self.exactly_once else self._connected(self._batching)
+                self._usable_transactions().client
+                if self.exactly_once
+                else self._connected(self._batching)
             )
             client.connect()
 
     def position(self) -> SinkPosition | None:
-        """Return the position stored in the cluster, or None if none is stored or the sink keeps none.
+        """Return the position stored in the cluster; None if none is stored or the sink keeps none.
 
         Fences every other producer with the same transactional id.
 
@@ -161,7 +165,7 @@ class KafkaSink:
         if not self.exactly_once:
             return None
         with self._use.held():
-            transactions = self._renewed()
+            transactions = self._usable_transactions()
             transactions.take_over()
             return transactions.position()
 
@@ -182,7 +186,7 @@ class KafkaSink:
         """
         with self._use.held():
             rows = _BatchRows(batch)
-            stop, undeliverable = self._impossible_topic(rows)
+            stop, undeliverable = self._first_invalid_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
             start, suspects = 0, range(0)
             # Batching of the current transactional producer; None if it cannot send any more.
@@ -219,8 +223,8 @@ class KafkaSink:
         for client in self._clients():
             client.stopped.set()
 
-    def _impossible_topic(self, rows: _BatchRows) -> tuple[int, Undeliverable | None]:
-        """Return the first row of the first change with an invalid topic name, and the error for it.
+    def _first_invalid_topic(self, rows: _BatchRows) -> tuple[int, Undeliverable | None]:
+        """Return the first row of the first change with an invalid topic name, and its error.
 
         If all names are valid, return the number of rows and None.
         """
@@ -229,11 +233,11 @@ class KafkaSink:
             for name in _topics(part.messages):
                 if not _TOPIC_NAME.fullmatch(name):
                     row = before + pc.index(part.messages.column("destination"), name).as_py()
-                    return rows.change_of(row).start, self._impossible(part, row - before, name)
+                    return rows.change_of(row).start, self._topic_error(part, row - before, name)
             before += len(part.messages)
         return before, None
 
-    def _impossible(self, batch: SinkBatch, row: int, name: str) -> Undeliverable:
+    def _topic_error(self, batch: SinkBatch, row: int, name: str) -> Undeliverable:
         ordinal = cast("int", batch.messages.column("ordinal")[row].as_py())
         return Undeliverable(
             f"sink {self._settings.sink_id}: {name!r} cannot be the name of a topic (1 to 249 "
@@ -246,7 +250,7 @@ class KafkaSink:
     def _acknowledged(
         self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, batching: Batching
     ) -> Iterator[int]:
-        """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
+        """Send the rows `start` to `stop`; after each chunk, yield the end of acknowledged rows."""
         client = self._connected(batching)
         while start < stop:
             start = self._send_piece(client, rows, start, stop, guard)
@@ -256,7 +260,7 @@ class KafkaSink:
         self, rows: _BatchRows, start: int, stop: int, guard: SendGuard, batching: Batching
     ) -> Iterator[int]:
         """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
-        transactions = self._transacting()
+        transactions = self._live_transactions()
         transactions.take_over()
         assert transactions.client.batching is batching
         try:
@@ -274,7 +278,7 @@ class KafkaSink:
     def _send_piece(
         self, client: Client, rows: _BatchRows, start: int, stop: int, guard: SendGuard
     ) -> int:
-        """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
+        """Send one client chunk of rows from `start`, at most up to `stop`; return its end."""
         pieces = rows.pieces(start, stop, client.room(rows.topic(start)))
         for topic in {name for piece in pieces for name in _topics(piece)}:
             client.check_topic(topic)
@@ -293,10 +297,11 @@ class KafkaSink:
         if client is None or not client.usable or (other and not client.timed_out):
             self._client = client = Client(self._settings, batching=batching)
         client.stopped.clear()
-        self._use.raise_when_closed()  # `close` may have been called before there was a client to stop
+        # `close` may have been called before there was a client to stop.
+        self._use.raise_when_closed()
         return client
 
-    def _transacting(self) -> Transactions:
+    def _live_transactions(self) -> Transactions:
         """Return the transactional producer; raise `PositionMoved` if it failed.
 
         After a failure, the position must be read before anything more is sent.
@@ -307,10 +312,10 @@ class KafkaSink:
                 f"{self._transactions.client.where}: a transaction has failed; what has arrived "
                 "must be read before anything more is sent"
             )
-        return self._renewed()
+        return self._usable_transactions()
 
     def _take_over_again(self, guard: SendGuard, batching: Batching) -> None:
-        """Continue with a new producer after a refusal, provided that nobody else has sent meanwhile."""
+        """Continue with a new producer after a refusal, if nobody else has sent meanwhile."""
         assert self._transactions is not None
         assert self._transactional_id is not None
         held = self._transactions.newest
@@ -325,7 +330,7 @@ class KafkaSink:
                 "sink name was at work on this cluster"
             )
 
-    def _renewed(self) -> Transactions:
+    def _usable_transactions(self) -> Transactions:
         """Return a transactional producer that can send; create one if there is none."""
         self._use.raise_when_closed()
         assert self._transactional_id is not None
@@ -389,7 +394,7 @@ class _BatchRows:
         return range(*(int(end) + row - index for end in ends))
 
     def pieces(self, start: int, stop: int, most: int) -> list[pa.RecordBatch]:
-        """Return the rows of a client chunk that begins at `start` and ends at `stop` at the latest.
+        """Return the rows of a client chunk that begins at `start` and goes at most up to `stop`.
 
         Args:
             start: The first row.
@@ -449,31 +454,31 @@ def _refused(
         key=itemgetter(0),  # errors have no order
     )
     if not faults:
-        return _other_reason(refusals[0], where, rows, start)
+        return _other_error(refusals[0], where, rows, start)
     row, cause, refusal = faults[0]
-    topic, segment, ordinal, size = _named(rows, row)
+    topic, segment, ordinal, size = _message_facts(rows, row)
     error = Undeliverable(
-        f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment {segment}, "
-        f"ordinal {ordinal}, {size} bytes{_ADVICE.get(cause, '')}",
+        f"{where}: topic {topic!r}: {refusal.str()} ({refusal.name()}): the message of segment "
+        f"{segment}, ordinal {ordinal}, {size} bytes{_ADVICE.get(cause, '')}",
         ordinal,
         cause,
     )
     return _Refused(range(rows.change_of(row).start, rows.change_of(faults[-1][0]).stop), error)
 
 
-def _other_reason(
+def _other_error(
     refusal: RefusedRecord, where: str, rows: _BatchRows, start: int
 ) -> DeltaforgeError:
     if refusal.row is None:
         return translated(where, refusal.error)
-    topic, segment, ordinal, _ = _named(rows, start + refusal.row)
+    topic, segment, ordinal, _ = _message_facts(rows, start + refusal.row)
     error = translated(f"{where}: topic {topic!r}", refusal.error)
     if isinstance(error, SinkRejected):
         return SinkRejected(f"{error}: the message of segment {segment}, ordinal {ordinal}")
     return error
 
 
-def _named(rows: _BatchRows, row: int) -> tuple[str, int, int, int]:
+def _message_facts(rows: _BatchRows, row: int) -> tuple[str, int, int, int]:
     """Return a message's topic, segment, ordinal, and value size in bytes."""
     part, index = rows.place(row)
     start, end = text_ends(part.messages.column("value"))[index : index + 2].tolist()

@@ -67,7 +67,7 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
     def preflight(
         self, config: KafkaSinkConfig, context: SinkContext, names: Sequence[str]
     ) -> list[Finding]:
-        """Check that brokers answer, that topics exist and may be written, and the rights for transactions."""
+        """Check that brokers answer, topics exist and may be written, and transaction rights."""
         from deltaforge_dagster.sinks.kafka import preflight  # noqa: PLC0415 - client library
 
         # Without transactions: initializing them would fence the producer of an active run.
@@ -79,7 +79,7 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
         return [reached, *preflight.findings(config, names, name)]
 
     def names(self, config: KafkaSinkConfig, pipeline: str) -> Mapping[str, str]:
-        """Return the transactional id, which is also the name of the group that holds the position."""
+        """Return the transactional id, which also names the group that holds the position."""
         name = _transactional_id(pipeline, config.id)
         return {"transactional id, group": name} if config.exactly_once else {}
 

@@ -41,13 +41,13 @@ _PAUSE = 0.05
 _ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
 _HANG_SECONDS = 12.0
-"""Seconds after which a call that should have returned within half a second, or ten, is given up."""
+"""Seconds after which a call is given up that should take at most half a second, or ten."""
 
 _PLAIN_TEXT = 2_000
 """Length up to which a position is stored as readable text. Brokers accept 4,096 bytes
 (`offset.metadata.max.bytes`); longer positions, of sources with many GTIDs, are compressed."""
 
-_PASSING = frozenset(
+_TRANSIENT = frozenset(
     [
         KafkaError.CONCURRENT_TRANSACTIONS,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -58,12 +58,12 @@ _PASSING = frozenset(
         KafkaError._TRANSPORT,  # noqa: SLF001
     ]
 )
-"""Errors of brokers that have just started or taken over from another one; they pass by themselves."""
+"""Errors of brokers that have just started or taken over from others; they pass by themselves."""
 
 _NOT_OURS = frozenset([KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
 """Errors of topics that the user may not see or that were just deleted: they hold no position."""
 
-_PART = 4
+_TIMEOUT_DIVISOR = 4
 """A transaction is due for its commit after its timeout divided by this number."""
 
 
@@ -87,7 +87,7 @@ class Transactions:
         self._transaction_seconds = settings.transaction_seconds(name)
         self._newest: TopicPartition | None = None
         self._count = 0
-        self._ours = False
+        self._taken_over = False
         self._hangs = False
         self._topic: str | None = None
         self._begun_at = 0.0
@@ -101,16 +101,16 @@ class Transactions:
             SinkUnavailable: No broker answers in time.
             PermissionMissing: An ACL is missing.
         """
-        if self._ours:
+        if self._taken_over:
             return
         try:
-            self._patiently(self.client.producer.init_transactions)
+            self._repeat(self.client.producer.init_transactions)
             self._newest = self._read()
         except BaseException:
             self.client.spent = True  # `init_transactions` cannot be called a second time
             raise
         self._count = self._newest.offset if self._newest else 0
-        self._ours = True
+        self._taken_over = True
 
     @property
     def newest(self) -> tuple[int, str] | None:
@@ -146,7 +146,7 @@ class Transactions:
     @property
     def due(self) -> bool:
         """Whether the open transaction has lasted long enough that it should be committed."""
-        return time.monotonic() - self._begun_at > self._transaction_seconds / _PART
+        return time.monotonic() - self._begun_at > self._transaction_seconds / _TIMEOUT_DIVISOR
 
     def commit(self, position: SinkPosition) -> None:
         """Commit the transaction together with `position`.
@@ -161,7 +161,7 @@ class Transactions:
         stored = TopicPartition(self._topic, 0, self._count + 1, text)
         producer = self.client.producer
         try:
-            self._patiently(
+            self._repeat(
                 lambda seconds: producer.send_offset_to_transaction(
                     stored.topic, stored.offset, text, self._name, seconds
                 )
@@ -171,7 +171,7 @@ class Transactions:
                 f"{error}: the position of the pipeline is {len(text)} bytes long; "
                 "raise the brokers' offset.metadata.max.bytes"
             ) from None
-        self._patiently(producer.commit_transaction)
+        self._repeat(producer.commit_transaction)
         self._settings.traffic.commits += 1
         self._newest, self._count, self._topic = stored, stored.offset, None
 
@@ -185,7 +185,7 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
-        """Return the offset of the group that holds the newest position, or None if there is none."""
+        """Return the offset of the group that holds the newest position; None if there is none."""
         # librdkafka's admin interface could list the group's offsets in one call, but it was
         # observed to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
@@ -198,7 +198,7 @@ class Transactions:
             offsets[:] = consumer.committed(partitions, timeout=_ASK_SECONDS)
 
         try:
-            self._patiently(ask)
+            self._repeat(ask)
         finally:
             if not self._hangs:
                 consumer.close()
@@ -208,24 +208,24 @@ class Transactions:
         held = [offset for offset in offsets if offset.error is None and offset.offset >= 0]
         return max(held, key=lambda offset: offset.offset, default=None)
 
-    def _patiently(self, call: Callable[[float], object]) -> None:
-        """Repeat a call until it succeeds, fails permanently, runs out of time, or `stopped` is set."""
+    def _repeat(self, call: Callable[[float], object]) -> None:
+        """Repeat a call until it succeeds, fails for good, runs out of time, or is stopped."""
         deadline = time.monotonic() + self._seconds
         while True:
             self.client.raise_when_stopped()
             try:
-                self._in_time(call)
+                self._call_in_time(call)
             except KafkaException as exception:
                 error = error_of(exception)
                 self.client.serve()
-                passing = error.retriable() or error.code() in _PASSING
+                passing = error.retriable() or error.code() in _TRANSIENT
                 if not passing or error.txn_requires_abort() or time.monotonic() > deadline:
                     raise self.client.failure(error) from None
                 self.client.stopped.wait(_PAUSE)
             else:
                 return
 
-    def _in_time(self, call: Callable[[float], object]) -> None:
+    def _call_in_time(self, call: Callable[[float], object]) -> None:
         """Run a call in a thread; if it does not return, give it up together with the producer.
 
         librdkafka promises to return in time, but `send_offsets_to_transaction` was observed to

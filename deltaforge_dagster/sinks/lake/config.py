@@ -41,7 +41,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TRANSFORM = re.compile(r"(years?|months?|days?|hours?)\s*\(([^()]+)\)", re.IGNORECASE)
 _SIZED = re.compile(r"(bucket|truncate)\s*\(\s*(\d{1,9})\s*,([^()]+)\)", re.IGNORECASE)
 
-_OWN_SETTINGS = (
+_FIXED_SETTINGS = (
     "spark.databricks.delta.write.txn",
     "spark.sql.iceberg.snapshot-property.deltaforge.",
     "spark.sql.ansi.enabled",
@@ -115,7 +115,7 @@ def _cron(text: str) -> str:
     return text
 
 
-def _off(value: object) -> object:
+def _accept_off(value: object) -> object:
     """Accept `off` in place of a block; YAML parses it as `false`."""
     return {"enabled": False} if value is False or value == "off" else value
 
@@ -200,7 +200,7 @@ class LakeSinkConfig(TableSinkConfig):
     cheap, or by rewriting the affected files (`copy_on_write`), which every reader understands.
     """
     maintenance: Annotated[
-        LakeMaintenanceConfig, BeforeValidator(_off), AlsoAccepts({"enum": ["off", False]})
+        LakeMaintenanceConfig, BeforeValidator(_accept_off), AlsoAccepts({"enum": ["off", False]})
     ] = LakeMaintenanceConfig()
     """When the tables are [maintained](lakehouse.md#maintenance), and what is done.
 
@@ -244,7 +244,8 @@ class LakeSinkConfig(TableSinkConfig):
             )
         if self.soft_deletes:
             raise ValueError(
-                "pending and soft_deletes exclude each other (a deleted row would not keep its last values)"
+                "pending and soft_deletes exclude each other (a deleted row would not keep its "
+                "last values)"
             )
         return self
 
@@ -252,7 +253,7 @@ class LakeSinkConfig(TableSinkConfig):
     @classmethod
     def _check_spark(cls, settings: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
         for name in settings:
-            if name.startswith(_OWN_SETTINGS) or name.endswith(".cache-enabled"):
+            if name.startswith(_FIXED_SETTINGS) or name.endswith(".cache-enabled"):
                 raise ValueError(
                     f"sets {name}, which the sink sets itself, because tables would become wrong"
                 )
@@ -307,7 +308,8 @@ class DeltaSinkConfig(LakeSinkConfig):
                     )
         for table in self.partition_by.keys() & self.cluster_by.keys():
             raise ValueError(
-                f"cluster_by {table}: Delta tables that are partitioned cannot be clustered (leave one of them out)"
+                f"cluster_by {table}: Delta tables that are partitioned cannot be clustered (leave "
+                "one of them out)"
             )
         return self
 

@@ -75,7 +75,7 @@ class DeltaMaintenance:
         self,
         destination: Sequence[str],
         options: LakeMaintenanceConfig,  # noqa: ARG002
-        properties: Mapping[str, str],  # noqa: ARG002 - OPTIMIZE knows itself how a table is clustered
+        properties: Mapping[str, str],  # noqa: ARG002 - OPTIMIZE itself knows the clustering
         *,
         small: bool,
         deleted: bool,
@@ -216,7 +216,13 @@ class DeltaDialect:
         )
         return (*self._set(table, needed), added)
 
-    def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:  # noqa: ARG002
+    def widen(
+        self,
+        table: str,
+        column: str,
+        old: str,  # noqa: ARG002
+        new: str,
+    ) -> Sequence[str] | None:
         """Return the statements that widen a column; None without the option `type_widening`."""
         if not self.config.type_widening:
             return None

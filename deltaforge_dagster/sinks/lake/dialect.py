@@ -331,7 +331,7 @@ def session_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[st
 
     They are those of the format, overridden by the sink's own.
     """
-    return {**dialect.settings, **_own(config)}
+    return {**dialect.settings, **_spark_settings(config)}
 
 
 def writer_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str, str]:
@@ -347,11 +347,11 @@ def writer_settings(dialect: LakeDialect, config: LakeSinkConfig) -> Mapping[str
         **dialect.settings,
         **_WRITER_SETTINGS,
         **dict.fromkeys(_TASK_BYTES, size),
-        **_own(config),
+        **_spark_settings(config),
     }
 
 
-def _own(config: LakeSinkConfig) -> Mapping[str, str]:
+def _spark_settings(config: LakeSinkConfig) -> Mapping[str, str]:
     return {name: secret.get_secret_value() for name, secret in config.spark.items()}
 
 

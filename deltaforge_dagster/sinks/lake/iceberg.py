@@ -40,8 +40,8 @@ _ORPHAN_AGE = timedelta(days=3)
 
 _WIDER = {("int", "bigint"), ("float", "double")}
 _RESERVED = {
-    "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number",
-    "_change_type", "_change_ordinal", "_commit_snapshot_id",
+    "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id",
+    "_last_updated_sequence_number", "_change_type", "_change_ordinal", "_commit_snapshot_id",
 }  # fmt: skip
 
 
@@ -59,7 +59,8 @@ class IcebergBranches:
         """Return a query for the snapshots."""
         return (
             "SELECT snapshot_id AS id, parent_id AS parent, unix_micros(committed_at) AS at,"
-            f" summary[{literal(_OWNER)}] AS owner, summary[{literal(_VERSION)}] AS version FROM {table}.snapshots"
+            f" summary[{literal(_OWNER)}] AS owner, summary[{literal(_VERSION)}] AS version"
+            f" FROM {table}.snapshots"
         )
 
     def references(self, table: str) -> str:
@@ -82,7 +83,8 @@ class IcebergBranches:
     def publish(self, destination: Sequence[str], branch: str) -> str:
         """Return the statement that makes main equal to the branch."""
         return (
-            f"CALL {quoted(self.catalog)}.system.fast_forward(table => {literal(quoted(*destination))},"
+            f"CALL {quoted(self.catalog)}.system.fast_forward("
+            f"table => {literal(quoted(*destination))},"
             f" branch => 'main', to => {literal(branch)})"
         )
 
@@ -202,7 +204,12 @@ class IcebergDialect:
             f" FROM {table}.snapshots WHERE snapshot_id = {version}"
         )
 
-    def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:  # noqa: ARG002 - all steps are one commit
+    def stamp(
+        self,
+        owner: str,
+        version: int,
+        step: int,  # noqa: ARG002 - all steps are one commit
+    ) -> Mapping[str, str]:
         """Return the settings that stamp a statement's snapshot."""
         return {f"{_STAMP}{_OWNER}": owner, f"{_STAMP}{_VERSION}": str(version)}
 
@@ -239,7 +246,8 @@ class IcebergDialect:
                 all_properties["format-version"] = "3"  # only version 3 has deletion vectors
         definitions = ", ".join(column.definition for column in columns)
         return (
-            f"{create_text(replace=replace)} {self.table(destination)} ({definitions}) USING iceberg"
+            f"{create_text(replace=replace)} {self.table(destination)} ({definitions})"
+            " USING iceberg"
             f"{partition_text(layout.partition_by)}"
             f" TBLPROPERTIES ({properties_text(all_properties | dict(self.config.properties))})"
         )
@@ -255,7 +263,7 @@ class IcebergDialect:
 
     def widen(self, table: str, column: str, old: str, new: str) -> Sequence[str] | None:
         """Return the statement that widens a column; None if Iceberg cannot."""
-        if (old, new) not in _WIDER and not _more_digits(old, new):
+        if (old, new) not in _WIDER and not _same_scale(old, new):
             return None
         return (f"ALTER TABLE {table} ALTER COLUMN {quoted(column)} TYPE {new}",)
 
@@ -284,7 +292,7 @@ def _moment(time: datetime) -> str:
     return f"TIMESTAMP {literal(time.isoformat(sep=' '))}"
 
 
-def _more_digits(old: str, new: str) -> bool:
+def _same_scale(old: str, new: str) -> bool:
     """Return whether both are decimals of the same scale."""
     scale = re.fullmatch(r"decimal\(\d+,(\d+)\)", old)
     return scale is not None and re.fullmatch(rf"decimal\(\d+,{scale[1]}\)", new) is not None

@@ -22,7 +22,7 @@ from deltaforge_dagster.sinks.lake.statements import LATER
 SUFFIX = "_pending"
 """Suffix that makes a table's name that of the table with its pending changes."""
 
-_META = ("df_op", "df_event_time", "df_position", "df_ordinal")
+_META_COLUMNS = ("df_op", "df_event_time", "df_position", "df_ordinal")
 
 
 def pending_name(destination: Sequence[str]) -> tuple[str, ...]:
@@ -85,7 +85,10 @@ class PendingRows:
 
     def absent(self, through: int) -> str:
         """Return a query for the columns, in lower case, that rows up to a position lack."""
-        return f"SELECT DISTINCT explode(df_absent) AS name FROM {self.table} WHERE df_position <= {through}"
+        return (
+            f"SELECT DISTINCT explode(df_absent) AS name FROM {self.table}"
+            f" WHERE df_position <= {through}"
+        )
 
     def folded(self, through: int, absent: Collection[str]) -> str:
         """Return a query for the net effect of the rows up to a position, as staged rows.
@@ -96,14 +99,15 @@ class PendingRows:
         """
         lacking = [name for name in self._values if name.lower() in absent]
         sure = [name for name in self._values if name.lower() not in absent]
-        values = [f"df_last.{self._held(name)} AS {self._q(name)}" for name in sure]
-        values += [f"{self._value('f', name)} AS {self._q(name)}" for name in lacking]
+        values = [f"df_last.{self._last_name(name)} AS {self._quoted(name)}" for name in sure]
+        values += [f"{self._value('f', name)} AS {self._quoted(name)}" for name in lacking]
         names = [
-            f"CASE WHEN f.{self._held(name)} IS NULL THEN {literal(name)} END" for name in lacking
+            f"CASE WHEN f.{self._last_name(name)} IS NULL THEN {literal(name)} END"
+            for name in lacking
         ]
         array = f"filter(array({', '.join(names)}), name -> name IS NOT NULL)"
         chosen = [
-            *map(self._q, self.key),
+            *map(self._quoted, self.key),
             *values,
             "df_last.df_op",
             f"{array if names else 'CAST(NULL AS ARRAY<STRING>)'} AS df_absent",
@@ -126,19 +130,19 @@ class PendingRows:
             columns: The columns of the source that it has.
         """
         same = " AND ".join(
-            f"t.{key} IS NOT DISTINCT FROM s.{key}" for key in map(self._q, self.key)
+            f"t.{key} IS NOT DISTINCT FROM s.{key}" for key in map(self._quoted, self.key)
         )
         own = {name.lower() for name in self.columns}
         keys = {name.lower() for name in self.key}
-        meta = _META[1:]
-        kept = [*(f"t.{self._q(name)}" for name in columns), *(f"t.{name}" for name in meta)]
+        meta = _META_COLUMNS[1:]
+        kept = [*(f"t.{self._quoted(name)}" for name in columns), *(f"t.{name}" for name in meta)]
         changed: list[str] = []
         for name in columns:
-            column = self._q(name)
+            column = self._quoted(name)
             if name.lower() in keys:
                 changed.append(f"s.{column}")
             elif name.lower() in own:
-                held = f"s.{self._held(name)}"
+                held = f"s.{self._last_name(name)}"
                 value = (
                     f"CASE WHEN {held} IS NULL THEN t.{column} ELSE {self._value('s', name)} END"
                 )
@@ -154,7 +158,8 @@ class PendingRows:
             "UNION ALL\n"
             f"SELECT {', '.join(changed)}\n"
             f"FROM df_pending AS s LEFT JOIN (\n"
-            f"  SELECT /*+ BROADCAST(s) */ t.* FROM {table} AS t SEMI JOIN df_pending AS s ON {same}\n"
+            f"  SELECT /*+ BROADCAST(s) */ t.* FROM {table} AS t"
+            f" SEMI JOIN df_pending AS s ON {same}\n"
             f") AS t ON {same}\n"
             f"WHERE s.df_last.df_op <> 'd' AND (t.df_position IS NULL OR {later})"
         )
@@ -167,29 +172,30 @@ class PendingRows:
     def _latest(self, sure: Collection[str], where: str) -> str:
         """Return a query for each key's last row, and the last values of columns that rows lack."""
         order = self.engine.struct({"p": "df_position", "o": "df_ordinal"})
-        fields = {name: name for name in _META}
-        fields |= {self._held(name): self._q(name) for name in sure}
+        fields = {name: name for name in _META_COLUMNS}
+        fields |= {self._last_name(name): self._quoted(name) for name in sure}
         aggregates = [f"max_by({self.engine.struct(fields)}, {order}) AS df_last"]
         for name in self._values:
             if name not in sure:
-                value = self.engine.struct({"op": "df_op", "v": self._q(name)})
+                value = self.engine.struct({"op": "df_op", "v": self._quoted(name)})
                 has_value = (
                     "df_op = 'd' OR df_absent IS NULL"
                     f" OR NOT array_contains(df_absent, {self.engine.text(name.lower())})"
                 )
                 aggregates.append(
-                    f"max_by({value}, {order}) FILTER (WHERE {has_value}) AS {self._held(name)}"
+                    f"max_by({value}, {order}) FILTER (WHERE {has_value})"
+                    f" AS {self._last_name(name)}"
                 )
-        keys = ", ".join(map(self._q, self.key))
+        keys = ", ".join(map(self._quoted, self.key))
         return f"SELECT {keys}, {', '.join(aggregates)} FROM {self.table}{where} GROUP BY {keys}"
 
     def _value(self, row: str, name: str) -> str:
-        held = f"{row}.{self._held(name)}"
+        held = f"{row}.{self._last_name(name)}"
         return f"CASE WHEN {held}.op <> 'd' THEN {held}.v END"
 
-    def _held(self, name: str) -> str:
+    def _last_name(self, name: str) -> str:
         """Return the name under which the last value of a column is held."""
         return f"df_v{self.columns.index(name)}"
 
-    def _q(self, name: str) -> str:
+    def _quoted(self, name: str) -> str:
         return self.engine.quote(name)

@@ -34,7 +34,10 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     consequences: Mapping[str, str] = {
         **dict.fromkeys(["table", "path", "catalog"], consequences.MOVED),
         **dict.fromkeys(["mode", "soft_deletes"], consequences.RESYNC),
-        "pending": "decides where later commits go; without it, pending changes are folded into their tables",
+        "pending": (
+            "decides where later commits go; "
+            "without it, pending changes are folded into their tables"
+        ),
         "keys": consequences.KEYS,
         "types": consequences.TYPES,
         **dict.fromkeys(["partition_by", "cluster_by", "write_mode", "properties"], _NEW_TABLES),

@@ -23,7 +23,7 @@ _CHANGELOG = {
     "df_event_id": "string",
     "df_schema_version": "string",
 }
-_PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
+_PLACE_COLUMNS = {"df_position": "bigint", "df_ordinal": "bigint"}
 _PENDING = {"df_op": "string", "df_absent": "array<string>", "df_event_time": "timestamp"}
 _VALIDITY = {"df_valid_from": "timestamp", "df_valid_to": "timestamp"}
 _ALL = "s.df_segment >= 0"
@@ -31,7 +31,10 @@ _ALL = "s.df_segment >= 0"
 
 Spark makes a Bloom filter of the keys of rows only if these are selected by a condition.
 """
-LATER = "(t.df_position < s.df_position OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+LATER = (
+    "(t.df_position < s.df_position"
+    " OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
+)
 """Condition that a change `s` has a later place than the row `t` of a table."""
 
 
@@ -39,17 +42,17 @@ def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
     """Return the types, by name, of the columns that a table has besides the source's."""
     match mode:
         case "changelog":
-            return _CHANGELOG | _PLACE
+            return _CHANGELOG | _PLACE_COLUMNS
         case "current":
             deleted = {"df_deleted": "boolean"} if soft_deletes else {}
-            return {"df_event_time": "timestamp"} | deleted | _PLACE
+            return {"df_event_time": "timestamp"} | deleted | _PLACE_COLUMNS
         case _:
-            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE
+            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE_COLUMNS
 
 
 def pending_columns() -> Mapping[str, str]:
     """Return the types, by name, of the own columns of a table of pending changes."""
-    return _PENDING | _PLACE
+    return _PENDING | _PLACE_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class Statements:
             within: A condition on `t` that holds for all keys of the rows (`within`).
             truncate: A truncate before the rows, which is applied in the same statement.
         """
-        meta = ["df_event_time", *_PLACE]
+        meta = ["df_event_time", *_PLACE_COLUMNS]
         changed = [f"t.{name} = s.{name}" for name in meta]
         names = [*(quoted(column.name) for column in self.columns), *meta]
         values = [f"s.{name}" for name in names]
@@ -200,7 +203,7 @@ class Statements:
             changed.append("t.df_deleted = false")
             names, values = [*names, "df_deleted"], [*values, "false"]
         if truncate is None:
-            changed += [self._kept(column.name, column.staged) for column in self.columns]
+            changed += [self._assignment(column.name, column.staged) for column in self.columns]
         else:  # the truncate removes the table's values, even of columns that a row lacks
             changed += [
                 f"t.{name} = s.{name}" for name in (quoted(column.name) for column in self.columns)
@@ -212,7 +215,11 @@ class Statements:
             f" WHEN MATCHED AND s.df_op <> 'd' AND {LATER} THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
-            + (_with_rest(truncate, soft_deletes=soft_deletes) if truncate is not None else "")
+            + (
+                _truncate_clause(truncate, soft_deletes=soft_deletes)
+                if truncate is not None
+                else ""
+            )
         )
 
     def merge_history(self, *, rekey: bool, within: str = "") -> str:
@@ -229,7 +236,7 @@ class Statements:
         )
         if self.absent and not rekey:
             numbered = self._filled(numbered, within)
-        names = [*(quoted(column.name) for column in self.columns), *_VALIDITY, *_PLACE]
+        names = [*(quoted(column.name) for column in self.columns), *_VALIDITY, *_PLACE_COLUMNS]
         read = f"SELECT {', '.join(names)}, df_op, df_close FROM ({numbered}) LATERAL VIEW explode("
         read += (
             "CASE WHEN df_first AND df_op <> 'd' THEN array(true, false) ELSE array(df_first) END"
@@ -286,7 +293,7 @@ class Statements:
         return [column.value("s") for column in self.columns]
 
     def _insert(self, names: Sequence[str], values: Sequence[str]) -> str:
-        columns = [*(quoted(column.name) for column in self.columns), *names, *_PLACE]
+        columns = [*(quoted(column.name) for column in self.columns), *names, *_PLACE_COLUMNS]
         return (
             f"INSERT INTO {self.table} ({', '.join(columns)})"
             f" SELECT {', '.join(values)}, {self._position('s')}, s.df_ordinal FROM {STAGED} AS s"
@@ -316,12 +323,13 @@ class Statements:
         nothing = "CAST(NULL AS ARRAY<STRING>) AS df_absent"
         common = ", ".join([nothing, *(f"s.{name}" for name in meta), position])
         filled = [
-            f"{self._or(column.staged, f't.{quoted(column.name)}', column.value('s'))}"
+            f"{self._new_value(column.staged, f't.{quoted(column.name)}', column.value('s'))}"
             f" AS {quoted(column.name)}"
             for column in self.columns
         ]
         old_keys = [
-            f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'} AS {quoted(k.name)}"
+            f"{k.value('s', 'df_old_') if k in keys else f'CAST(NULL AS {k.type})'}"
+            f" AS {quoted(k.name)}"
             for k in self.columns
         ]
         return (
@@ -338,7 +346,7 @@ class Statements:
         still that of the table.
         """
         values = [
-            f"{self._or(column.staged, f't.{name}', f'f.{name}', 'f')} AS {name}"
+            f"{self._new_value(column.staged, f't.{name}', f'f.{name}', 'f')} AS {name}"
             for column in self.columns
             for name in [quoted(column.name)]
         ]
@@ -349,11 +357,11 @@ class Statements:
             f" ON t.df_is_current AND {self._same_key('t', 'f')}{within}"
         )
 
-    def _kept(self, name: str, staged: str) -> str:
+    def _assignment(self, name: str, staged: str) -> str:
         column = quoted(name)
-        return f"t.{column} = {self._or(staged, f't.{column}', f's.{column}')}"
+        return f"t.{column} = {self._new_value(staged, f't.{column}', f's.{column}')}"
 
-    def _or(self, staged: str, kept: str, value: str, row: str = "s") -> str:
+    def _new_value(self, staged: str, kept: str, value: str, row: str = "s") -> str:
         """Return the new value of a column: `value`, or `kept` if the row lacks one."""
         if staged not in self.absent:
             return value
@@ -371,7 +379,7 @@ class Statements:
         return f"{row}.df_segment + {self.base}L" if self.base else f"{row}.df_segment"
 
 
-def _with_rest(truncate: Truncate, *, soft_deletes: bool) -> str:
+def _truncate_clause(truncate: Truncate, *, soft_deletes: bool) -> str:
     """Return the clause of a MERGE that truncates rows whose keys no applied row has."""
     if not soft_deletes:
         return f" WHEN NOT MATCHED BY SOURCE AND {truncate.earlier} THEN DELETE"

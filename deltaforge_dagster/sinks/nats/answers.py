@@ -29,10 +29,10 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 #
 #   MSG <reply>.r <sid> #size;<payload>;                    the answer to a request
 #
-# State that `_scan` keeps between calls: its offset in the buffer; the numbers of PINGs and PONGs; the
-# index of the first message without an answer; the lowest refused number and the bounds of the reason;
-# the bounds of an -ERR line and of the answer to a request (it stops after either); whether anything
-# else has arrived; and the highest sequence.
+# State that `_scan` keeps between calls: its offset in the buffer; the numbers of PINGs and PONGs;
+# the index of the first message without an answer; the lowest refused number and the bounds of the
+# reason; the bounds of an -ERR line and of the answer to a request (it stops after either); whether
+# anything else has arrived; and the highest sequence.
 _AT, _PINGS, _PONGS, _FIRST, _REFUSED, _TEXT, _TEXT_END = range(7)
 _ERR, _ERR_END, _REPLY, _REPLY_END, _BROKEN, _SEQUENCE = range(7, 13)
 _NOBODY = 1 << 62

@@ -7,7 +7,8 @@ read the buffers of Arrow columns in place. `pack` decides which messages form a
 The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal
 number::
 
-    HPUB <destination> [<reply>.#n ]#header #all;      n only if it is answered; sizes of the headers, and of headers and value
+    HPUB <destination> [<reply>.#n ]#header #all;      n only if it is answered; sizes of the
+                                                       headers, and of headers and value
     NATS/1.0;
     Nats-Msg-Id: <idempotency key><suffix>;
     Nats-Expected-Last-Msg-Id: <idempotency key of the row before><suffix>;      if it is chained

@@ -32,7 +32,7 @@ NO_MESSAGE = 10037
 NOT_ENABLED = frozenset([10039, 10076])
 
 _STORE_FAILED = 10077
-_FOR_NOW = frozenset(
+_TRANSIENT = frozenset(
     [
         10002,  # the account's resources are used up
         10008,  # the cluster is choosing a leader
@@ -61,7 +61,7 @@ class ApiError:
     @property
     def passes(self) -> bool:
         """Whether the error is transient, so that the same request may succeed later."""
-        return self.code in _FOR_NOW or (self.code == _STORE_FAILED and not self.too_large)
+        return self.code in _TRANSIENT or (self.code == _STORE_FAILED and not self.too_large)
 
     @property
     def too_large(self) -> bool:
@@ -108,8 +108,8 @@ def server_error(where: str, line: str) -> DeltaforgeError:
     if permission := _PERMISSION.search(text):
         action = "publish to" if permission[1].lower() == "publish" else "subscribe to"
         return PermissionMissing(
-            f"{where}: the NATS user may not {action} {permission[2]}; the sink needs to publish to "
-            "its subjects and to $JS.API.STREAM.INFO.<stream>, with exactly_once also to "
+            f"{where}: the NATS user may not {action} {permission[2]}; the sink needs to publish "
+            "to its subjects and to $JS.API.STREAM.INFO.<stream>, with exactly_once also to "
             "$JS.API.STREAM.MSG.GET.<stream>, and to subscribe to _INBOX.>"
         )
     if "auth" in lower or "credential" in lower:

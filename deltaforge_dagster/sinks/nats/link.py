@@ -88,7 +88,7 @@ class NatsLink:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.info = self._read_info()
             self._secure()
-            self._sock.sendall(self._hello(login))
+            self._sock.sendall(self._first_commands(login))
         except TimeoutError as error:
             raise TimedOut(
                 f"{self.where} did not answer within {self._connect_timeout:g} s "
@@ -158,7 +158,7 @@ class NatsLink:
             self._sock.settimeout(0)
             try:
                 while True:
-                    self._take_in(self._sock.recv_into(self.answers.space()))
+                    self._take_received(self._sock.recv_into(self.answers.space()))
             except (BlockingIOError, ssl.SSLWantReadError):
                 pass
 
@@ -214,7 +214,7 @@ class NatsLink:
         context = ssl.create_default_context()
         self._sock = context.wrap_socket(self._sock, server_hostname=self._address.host)
 
-    def _hello(self, login: Login) -> bytes:
+    def _first_commands(self, login: Login) -> bytes:
         options = {
             "verbose": False,
             "pedantic": False,
@@ -236,10 +236,10 @@ class NatsLink:
     def _receive_until(self, done: Callable[[], bool], deadline: float) -> None:
         with self._socket(deadline) as next_socket:
             while not done():
-                self._take_in(next_socket().recv_into(self.answers.space()))
+                self._take_received(next_socket().recv_into(self.answers.space()))
         self._raise_error()
 
-    def _take_in(self, size: int) -> None:
+    def _take_received(self, size: int) -> None:
         if size == 0:
             raise ConnectionResetError("the server closed it")
         self.answers.received(size)

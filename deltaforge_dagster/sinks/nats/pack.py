@@ -229,14 +229,14 @@ def _lines(headers: Mapping[str, str]) -> Bytes:
 def _column(messages: pa.RecordBatch, name: str) -> pa.Array[Any]:
     column = messages.column(name)
     if name == "headers":
-        return _rendered(messages, column)
+        return _header_lines(messages, column)
     changes = messages.column("change_id")
     if name == "event_id" and changes.null_count < len(changes):
         return pc.coalesce(changes, column)
     return column
 
 
-def _rendered(messages: pa.RecordBatch, column: pa.Array[Any]) -> pa.Array[Any]:
+def _header_lines(messages: pa.RecordBatch, column: pa.Array[Any]) -> pa.Array[Any]:
     """Convert JSON headers to header lines, ready to be copied; only few events have any."""
     if column.null_count == len(column):
         return column

@@ -38,24 +38,24 @@ from deltaforge_dagster.sinks.nats.pack import (
 from deltaforge_dagster.sinks.nats.stream import Held, Reader, Stream, fits, is_wild
 from deltaforge_dagster.sinks.nats.task import Task, Terms
 
-_ON_THE_WAY = 2
+_MAX_UNACKNOWLEDGED = 2
 """Maximum number of blocks that are sent and not yet acknowledged."""
 
-_STRICT_BEGINNINGS = 3
+_STRICT_ATTEMPTS = 3
 """Number of attempts, without progress, in which a chain's first message requires the stream's last
 sequence to be the known one; if others publish all the time, that would never succeed."""
 
-_ANSWERED_EVERY = 100
+_ANSWER_INTERVAL = 100
 """Of so many messages one is answered, in a chain in which everything was stored so far.
 
 An answer costs the server about a fourth of what it needs for a message.
 """
 
 _SHRINK = 4
-_KNOWN_SUBJECTS = 100_000
+_MOST_SUBJECTS = 100_000
 
 
-class _Known(NamedTuple):
+class _PossibleDuplicates(NamedTuple):
     """Which messages may be duplicates, because an earlier attempt may have stored them.
 
     Messages are named by segment and ordinal, as `Task.place` returns them.
@@ -89,14 +89,15 @@ class Session:
         self.held = Held(0, 0)
         self._terms = terms
         self._stream: Stream | None = None
-        self._known: set[str] = set()  # subjects that the stream captures
+        self._subjects: set[str] = set()  # subjects that the stream captures
         # Id of the last message sent, which is the stream's last one if all messages were stored.
         self._chain: str | None = None
         self._expected: int | None = None  # the stream's last sequence, as far as known
-        self._alone = False  # the block is a single message, whose answer the next block awaits
+        # The block is a single message, whose answer the next block awaits.
+        self._single_message = False
         self._all_stored = False  # every message of the chain's last answered block
         self._unresolved = False  # it is unknown how many messages of a block are stored
-        self._most = MAX_BLOCK_ROWS
+        self._max_rows = MAX_BLOCK_ROWS
 
     def begin(self) -> None:
         """Read the stream's configuration and check it; do nothing without a stream.
@@ -164,15 +165,15 @@ class Session:
         answers = self.link.answers
         waiting: deque[tuple[PackedMessages, float]] = deque()
         row = task.row
-        duplicates = _Known(task.passing.sent)
+        duplicates = _PossibleDuplicates(task.passing.sent)
         breaks = 0
         if task.passing.restarted:
             self._break_chain()
             task.passing.restarted = False
         while task.row < stop:
-            most = 1 if self._alone else _ON_THE_WAY
+            most = 1 if self._single_message else _MAX_UNACKNOWLEDGED
             if row < stop and len(waiting) < most and answers.refusal is None:
-                strictly = breaks < _STRICT_BEGINNINGS
+                strictly = breaks < _STRICT_ATTEMPTS
                 block = self._packed(packer, task, row, stop, duplicates, strictly=strictly)
                 self._call_guard(guard)
                 deadline = time.monotonic() + self._terms.batch_timeout
@@ -187,35 +188,37 @@ class Session:
             bad = self._first_bad(task, block, duplicates)
             if bad is None:
                 waiting.popleft()
-                self._whole(task, block)
+                self._record_whole(task, block)
                 breaks = 0
                 continue
             self.link.await_answers(answers.next_number, waiting[-1][1])
             refusal, rows = answers.refusal, block.rows_of(bad)
             dropped = answers.outcomes(block.number, block.answers)[bad] == DUPLICATE
             breaks = 1 if rows.start > task.row else breaks + 1
-            behind = self._take_stock(packer, task, block, rows)
+            behind = self._record_stored_part(packer, task, block, rows)
             row = task.row
             waiting.clear()
             if len(rows) > 1:  # they are sent again, each with an answer, to find the bad one
-                duplicates = _Known(duplicates.sent, task.place(rows[-1]), behind)
-                self._most = max(1, self._most // _SHRINK)
+                duplicates = _PossibleDuplicates(duplicates.sent, task.place(rows[-1]), behind)
+                self._max_rows = max(1, self._max_rows // _SHRINK)
             elif dropped:
                 task.passing.again = f"|again|{secrets.token_hex(4)}"
                 packer = self._packer(task)
             elif refusal is not None:
-                self._go_on_after(api_error(refusal.text), task)
+                self._prepare_retry(api_error(refusal.text), task)
 
-    def _whole(self, task: Task, block: PackedMessages) -> None:
+    def _record_whole(self, task: Task, block: PackedMessages) -> None:
         """Record that a block is stored as a whole."""
         answers = self.link.answers
         outcomes = answers.outcomes(block.number, block.answers)
-        self._alone, self._all_stored = False, bool((outcomes == STORED).all())
-        self._most = min(2 * self._most, MAX_BLOCK_ROWS)
+        self._single_message, self._all_stored = False, bool((outcomes == STORED).all())
+        self._max_rows = min(2 * self._max_rows, MAX_BLOCK_ROWS)
         self._stored(task, block, block.stop)
         answers.forget(block.number + block.answers)
 
-    def _first_bad(self, task: Task, block: PackedMessages, duplicates: _Known) -> int | None:
+    def _first_bad(
+        self, task: Task, block: PackedMessages, duplicates: _PossibleDuplicates
+    ) -> int | None:
         """Return the index of the first bad answer to a block, None if all are good.
 
         An answer is bad if it is a refusal, or if it says that the stream already had the message,
@@ -240,7 +243,9 @@ class Session:
             task.passing.fresh = False
         return bad
 
-    def _take_stock(self, packer: Packer, task: Task, block: PackedMessages, rows: range) -> int:
+    def _record_stored_part(
+        self, packer: Packer, task: Task, block: PackedMessages, rows: range
+    ) -> int:
         """Record what is stored of a block with a bad answer, and break the chain.
 
         Args:
@@ -281,9 +286,9 @@ class Session:
         current = self._reader().held()
         missing = rows.start + current.live - self.held.live
         if current.problem is not None or missing not in rows:
-            raise self._moved()
+            raise self._position_moved()
         if missing > rows.start and not _is_at(current, packer, task, missing - 1):
-            raise self._moved()
+            raise self._position_moved()
         self._unresolved = False
         return missing
 
@@ -294,7 +299,7 @@ class Session:
         self._expected = self.link.answers.sequence or self._expected
 
     def _call_guard(self, guard: SendGuard) -> None:
-        """Call the guard; if it refuses, wait for the answers to the messages that are on their way."""
+        """Call the guard; if it refuses, wait for the answers to the messages on their way."""
         try:
             guard()
         except BaseException:
@@ -330,7 +335,7 @@ class Session:
         task: Task,
         row: int,
         stop: int,
-        duplicates: _Known,
+        duplicates: _PossibleDuplicates,
         *,
         strictly: bool,
     ) -> PackedMessages:
@@ -348,13 +353,13 @@ class Session:
         # A first message with a condition is sent alone. If it were refused, messages behind it
         # could be dropped as duplicates, and the message after those would still fit into the
         # chain.
-        self._alone = self._chain is None and len(first) > 0
+        self._single_message = self._chain is None and len(first) > 0
         # Duplicates would pass the condition of the chain: where there may be any, each message is
         # answered.
         sparsely = self._all_stored and task.place(row) > max(
             duplicates.sent, duplicates.unanswered
         )
-        keeping = self._keeping(task, before)
+        keeping = self._position_header(task, before)
         redrive = task.batch.origin is not None and task.batch.origin.redrive is not None
         return packer.pack(
             row,
@@ -363,11 +368,11 @@ class Session:
             first=first,
             marks=self._marks(task),
             keeping=keeping,
-            every=_ANSWERED_EVERY if sparsely else 1,
-            max_rows=1 if redrive or self._alone else self._most,
+            every=_ANSWER_INTERVAL if sparsely else 1,
+            max_rows=1 if redrive or self._single_message else self._max_rows,
         )
 
-    def _keeping(self, task: Task, before: str) -> PositionHeader | None:
+    def _position_header(self, task: Task, before: str) -> PositionHeader | None:
         batch = task.batch
         if batch.origin is None or not self._terms.exactly_once:
             return None
@@ -385,18 +390,18 @@ class Session:
             marks["df-position"] = f"@{self.held.live}"
         return marks
 
-    def _go_on_after(self, error: ApiError, task: Task) -> None:
+    def _prepare_retry(self, error: ApiError, task: Task) -> None:
         """Prepare a new chain that begins at the refused `task.row`; raise if that cannot help."""
         assert self._stream is not None
         where = f"{self.link.where}: stream {self._stream.name!r}"
         if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
-            self._most = max(1, self._most // _SHRINK)
+            self._max_rows = max(1, self._max_rows // _SHRINK)
             if self._terms.exactly_once:
                 current = self._reader().held()
                 if task.batch.origin is None:
                     self.held = current
                 elif current.problem is not None or current.live != self.held.live:
-                    raise self._moved()
+                    raise self._position_moved()
                 else:
                     self.held = replace(self.held, sequence=current.sequence)
             elif error.sequence is not None:
@@ -418,11 +423,11 @@ class Session:
             )
         raise refusal(where, error)
 
-    def _moved(self) -> PositionMoved:
+    def _position_moved(self) -> PositionMoved:
         assert self._stream is not None
         return PositionMoved(
-            f"{self.link.where}: stream {self._stream.name!r} does not hold what this run left there: "
-            "another sender is at work, or the server has lost data"
+            f"{self.link.where}: stream {self._stream.name!r} does not hold what this run left "
+            "there: another sender is at work, or the server has lost data"
         )
 
     def _keeps_positions(self, task: Task) -> bool:
@@ -433,7 +438,7 @@ class Session:
         assert self._stream is not None
         messages = task.batch.messages.slice(task.row, stop - task.row)
         subjects = cast("set[str]", set(messages.column("destination").unique().to_pylist()))
-        fresh = subjects - self._known
+        fresh = subjects - self._subjects
         for subject in fresh:
             if not self._stream.takes(subject):
                 self._stream = self._read_stream()
@@ -443,15 +448,17 @@ class Session:
             if self._terms.exactly_once and not fits(self._terms.pattern, subject):
                 row = task.row + pc.index(messages.column("destination"), subject).as_py()
                 raise Undeliverable(
-                    f"{self.link.where}: subject {subject!r} is not one of {self._terms.pattern!r}, "
-                    "where the sink keeps its position (exactly_once)",
+                    f"{self.link.where}: subject {subject!r} is not one of "
+                    f"{self._terms.pattern!r}, where the sink keeps its position (exactly_once)",
                     task.ordinal(row),
                     "routing",
                 )
-        self._known = subjects if len(self._known) > _KNOWN_SUBJECTS else self._known | fresh
+        self._subjects = (
+            subjects if len(self._subjects) > _MOST_SUBJECTS else self._subjects | fresh
+        )
 
     def _skip_partial(self, packer: Packer, task: Task) -> None:
-        """Skip messages of the first change that have arrived already, if only some of them have."""
+        """Skip messages of the first change that have arrived, if only some of them have."""
         partial = self.held.partial
         if partial is None or task.batch.origin is None or task.row > 0:
             return
@@ -475,7 +482,7 @@ class Session:
 
 
 def _is_id(text: str, packer: Packer, row: int) -> bool:
-    """Return whether a message's id is that of a row, in this pass or stored again in another one."""
+    """Return whether a message's id is that of a row, in this pass or stored again in another."""
     return f"{text}|".startswith(f"{packer.message_id(row)}|")
 
 

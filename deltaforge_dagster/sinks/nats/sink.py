@@ -150,7 +150,7 @@ class NatsSink:
             return rights(self._connected().link, self._terms.batch_timeout)
 
     def position(self) -> SinkPosition | None:
-        """Return the position stored in the stream, or None if none is stored or the sink keeps none.
+        """Return the position stored in the stream; None if none is stored or the sink keeps none.
 
         Raises:
             SinkUnavailable: The server does not answer.
@@ -245,7 +245,8 @@ class NatsSink:
                         "left there: another sender is at work, or the server has lost data"
                     )
             self._session = session
-        self._use.raise_when_closed()  # `close` may have been called before there was a socket to end
+        # `close` may have been called before there was a socket to end.
+        self._use.raise_when_closed()
         return self._session
 
     def _connect(self) -> NatsLink:

@@ -79,7 +79,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
         with contextlib.closing(sink):
             sink.open()
-            return [_reached(config), *_rights(f"sink {config.id}", sink, names)]
+            return [_answers(config), *_rights(f"sink {config.id}", sink, names)]
 
     def names(self, config: NatsSinkConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
         """Return the stream that captures the subjects."""
@@ -91,7 +91,10 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         pipeline: str,  # noqa: ARG002
         tables: CapturedTables,  # noqa: ARG002
     ) -> Sequence[OwnedResource]:
-        """Return the subjects of a sink that delivers exactly once: its position is the last message of them."""
+        """Return the subjects of a sink that delivers exactly once.
+
+        Its position is the last message of them.
+        """
         if not config.exactly_once:
             return ()
         urls = config.url.get_secret_value().split(",")
@@ -112,7 +115,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         answers.warm()
 
 
-def _reached(config: NatsSinkConfig) -> Finding:
+def _answers(config: NatsSinkConfig) -> Finding:
     """Return the finding that a server answers, without the user's name or password."""
     from deltaforge_dagster.sinks.nats.endpoint import addresses  # noqa: PLC0415 - has kernels
 

@@ -28,7 +28,7 @@ from deltaforge_dagster.sinks.nats.errors import (
 )
 from deltaforge_dagster.sinks.nats.link import NatsLink
 
-_SHORT = re.compile(r"([1-9][0-9]*) ([0-9]+)(?: (.*))?$")
+_REFERENCE = re.compile(r"([1-9][0-9]*) ([0-9]+)(?: (.*))?$")
 """A position that refers to a message before it: places, ordinal, event id."""
 
 
@@ -98,7 +98,7 @@ def fits(pattern: str, subject: str) -> bool:
 
 def meet(first: str, second: str) -> bool:
     """Return whether some subject matches both patterns."""
-    return _meet(first.split("."), second.split("."))
+    return _overlap(first.split("."), second.split("."))
 
 
 def is_wild(pattern: str) -> bool:
@@ -117,7 +117,7 @@ def _includes(wide: list[str], narrow: list[str]) -> bool:
     return len(wide) == len(narrow)
 
 
-def _meet(first: list[str], second: list[str]) -> bool:
+def _overlap(first: list[str], second: list[str]) -> bool:
     for mine, theirs in zip(first, second, strict=False):
         if ">" in {mine, theirs}:
             return True
@@ -188,17 +188,17 @@ class Reader:
         Raises:
             SinkUnavailable: The server does not answer, or refuses for now.
         """
-        last = self._get({"last_by_subj": self._pattern})
+        last = self._get_message({"last_by_subj": self._pattern})
         if last is None:
             return Held(0, 0)
         live: _Message | None = last
-        if (sequence := _pointed(last.position)) is not None:
-            live = self._at(sequence)
+        if (sequence := _sequence_in(last.position)) is not None:
+            live = self._message_at(sequence)
         elif f"{self._suffix}|" not in f"{last.id}|":
             problem = (
                 f"{self._link.where}: stream {self._stream!r}: the last message on "
-                f"{self._pattern!r}, sequence {last.sequence}, is another publisher's; exactly_once "
-                "needs subjects that nobody else writes to"
+                f"{self._pattern!r}, sequence {last.sequence}, is another publisher's; "
+                "exactly_once needs subjects that nobody else writes to"
             )
             return Held(last.sequence, last.sequence, problem=problem)
         if live is None:
@@ -213,34 +213,36 @@ class Reader:
         """Return the position that a message states, and its id if its change is incomplete."""
         text = message.position
         if text.startswith("{"):
-            return self._parsed(message, text), None
+            return self._whole_position(message, text), None
         if text.startswith("-"):
-            before = self._at(_pointed(text[1:]) if "@" in text else message.sequence - 1)
-            if before is not None and (sequence := _pointed(before.position)) is not None:
-                before = self._at(sequence)
+            before = self._message_at(
+                _sequence_in(text[1:]) if "@" in text else message.sequence - 1
+            )
+            if before is not None and (sequence := _sequence_in(before.position)) is not None:
+                before = self._message_at(sequence)
             return None if before is None else self._position(before)[0], message.id
-        short = _SHORT.match(text)
+        short = _REFERENCE.match(text)
         if short is None:
             return None, None  # sent without a position, at least once
-        position = self._anchored(message.sequence, int(short[1]))
+        position = self._referenced_position(message.sequence, int(short[1]))
         if position is None:
             return None, None
         return replace(position, ordinal=int(short[2]), event_id=short[3] or ""), None
 
-    def _anchored(self, sequence: int, places: int) -> SinkPosition | None:
+    def _referenced_position(self, sequence: int, places: int) -> SinkPosition | None:
         """Return the whole position that is `places` messages before a message; None if it is gone.
 
         A connection that was lost before may have delivered that earlier message late, amid a block
         that was packed differently. It then refers to yet another message before it.
         """
-        while (anchor := self._at(sequence - places)) is not None:
-            short = _SHORT.match(anchor.position)
+        while (anchor := self._message_at(sequence - places)) is not None:
+            short = _REFERENCE.match(anchor.position)
             if short is None:
-                return self._parsed(anchor, anchor.position)
+                return self._whole_position(anchor, anchor.position)
             sequence, places = anchor.sequence, int(short[1])
         return None
 
-    def _parsed(self, message: _Message, text: str) -> SinkPosition:
+    def _whole_position(self, message: _Message, text: str) -> SinkPosition:
         try:
             return SinkPosition.from_json(text)
         except SinkRejected as error:
@@ -250,10 +252,10 @@ class Reader:
                 "the checkpoint counts then"
             ) from None
 
-    def _at(self, sequence: int | None) -> _Message | None:
-        return self._get({"seq": sequence}) if sequence else None
+    def _message_at(self, sequence: int | None) -> _Message | None:
+        return self._get_message({"seq": sequence}) if sequence else None
 
-    def _get(self, question: Mapping[str, object]) -> _Message | None:
+    def _get_message(self, question: Mapping[str, object]) -> _Message | None:
         answer = self._link.request(
             f"$JS.API.STREAM.MSG.GET.{self._stream}", question, self._seconds
         )
@@ -276,6 +278,6 @@ def _error(answer: Mapping[str, Any]) -> ApiError | None:
     return ApiError(code, str(error.get("description", "")))
 
 
-def _pointed(text: str) -> int | None:
+def _sequence_in(text: str) -> int | None:
     """Return the sequence in `@<sequence>`, or None for any other text."""
     return int(text[1:]) if text.startswith("@") and text[1:].isdecimal() else None

@@ -57,8 +57,9 @@ def _folder(text: str) -> str:
         name = ".".join(variable.path)
         if name not in _SOURCE and name not in PERIODS:
             raise ValueError(
-                f"names ${{{name}}}, which is not known of an object's folder (only ${{source.db}}, ${{source.schema}}, "
-                "${source.table}, ${time.year}, ${time.month}, ${time.day} and ${time.hour} are)"
+                f"names ${{{name}}}, which is not known of an object's folder "
+                "(only ${source.db}, ${source.schema}, ${source.table}, "
+                "${time.year}, ${time.month}, ${time.day} and ${time.hour} are)"
             )
     parts = "".join(part if isinstance(part, str) else "x" for part in template.parts).split("/")
     if not all(may_be_folder(part) for part in parts):
@@ -72,7 +73,8 @@ def _bucket(text: str) -> str:
     scheme, colon, rest = text.partition("://")
     if colon and not _SCHEME.fullmatch(text):
         raise ValueError(
-            f"has the scheme {scheme}, but buckets are of s3://, gs:// or az:// (a folder: local: true, and its path)"
+            f"has the scheme {scheme}, but buckets are of s3://, gs:// or az:// (a folder: local: "
+            "true, and its path)"
         )
     if colon and "/" in rest.rstrip("/"):
         raise ValueError("has a path (write it as `prefix`)")
@@ -94,7 +96,9 @@ class FileRoll(Block):
     """When the objects of the waiting changes are written: at the first of these limits."""
 
     max_bytes: Count = 268_435_456
-    """When their segments of the journal have so many bytes; an object is about as large, or smaller."""
+    """When their segments of the journal have so many bytes; an object is about as large, or
+    smaller.
+    """
     max_events: Count = 1_000_000
     """When there are so many."""
     max_age_secs: Seconds = 300.0
@@ -204,7 +208,7 @@ class S3SinkConfig(StagedSinkConfig):
         return CommitWhen(roll.max_age_secs, roll.max_events, roll.max_bytes, roll.idle_age_secs)
 
     def variables(self, variables: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the variables of a table, with its database as schema if its source has no schemas."""
+        """Return the variables of a table; its database is the schema if its source has none."""
         return (
             {"source.schema": variables["source.db"], **variables}
             if "source.db" in variables
@@ -220,7 +224,8 @@ class S3SinkConfig(StagedSinkConfig):
         for part in (database, schema or database, table):
             if not may_be_folder(part):
                 raise TableRejected(
-                    f"sink {self.id}: {part!r} cannot be the name of a folder; do not capture the table, or rename it"
+                    f"sink {self.id}: {part!r} cannot be the name of a folder; do not capture the "
+                    "table, or rename it"
                 )
         return (schema or database, table)
 
@@ -239,8 +244,8 @@ class S3SinkConfig(StagedSinkConfig):
             return self
         if "://" not in self.bucket and "/" in self.bucket:
             raise ValueError(
-                "bucket: has a `/`, so it is no bucket's name (a local folder needs `local: true`, a folder in the "
-                "bucket is `prefix`)"
+                "bucket: has a `/`, so it is no bucket's name (a local folder needs `local: true`, "
+                "a folder in the bucket is `prefix`)"
             )
         if self.scheme == "s3" and self.options:
             raise ValueError(

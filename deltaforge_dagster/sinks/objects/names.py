@@ -1,10 +1,11 @@
-"""Where objects are: a folder by the sink's template, and a name that is a function of what is in the object.
+"""Where objects are: a folder by the sink's template, and a name.
 
-A name is `<segment>-<hash>.<extension>`, or `<segment>.<run>-<hash>.<extension>` if the table's
-changes in the commit are of several table versions. The segment is the last one of the object's
-commit, with twelve digits. The run is the number of a run of consecutive changes of one version.
-The names of a table's objects in a folder therefore sort in the order of its changes. The hash
-distinguishes tables, table versions, sinks, and journals that started from scratch.
+A name is a function of what is in the object: `<segment>-<hash>.<extension>`, or
+`<segment>.<run>-<hash>.<extension>` if the table's changes in the commit are of several table
+versions. The segment is the last one of the object's commit, with twelve digits. The run is the
+number of a run of consecutive changes of one version. The names of a table's objects in a folder
+therefore sort in the order of its changes. The hash distinguishes tables, table versions, sinks,
+and journals that started from scratch.
 """
 
 from __future__ import annotations

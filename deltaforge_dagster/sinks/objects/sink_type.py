@@ -55,7 +55,7 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
 
     def build_writer(self, config: S3SinkConfig, owner: TableOwner) -> ObjectWriter:
         """Return what puts the objects of a sink into their place, not connected yet."""
-        from deltaforge_dagster.sinks.objects.stores import open_store  # noqa: PLC0415 - needs fsspec
+        from deltaforge_dagster.sinks.objects.stores import open_store  # noqa: PLC0415 - fsspec
         from deltaforge_dagster.sinks.objects.writer import ObjectWriter  # noqa: PLC0415
 
         return ObjectWriter(config, owner, open_store(config))
@@ -80,11 +80,11 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
         context: SinkContext,  # noqa: ARG002
         names: Sequence[str],  # noqa: ARG002
     ) -> list[Finding]:
-        """Check that the bucket can be reached, or that the folder can be written; nothing is written."""
+        """Check, without writing, that the bucket can be reached or the folder can be written."""
         subject = f"sink {config.id}"
         if config.local:
             return [folder_finding(subject, Path(config.root), "objects", "correct the bucket")]
-        from deltaforge_dagster.sinks.objects.stores import RemoteStore  # noqa: PLC0415 - needs fsspec
+        from deltaforge_dagster.sinks.objects.stores import RemoteStore  # noqa: PLC0415 - fsspec
 
         RemoteStore(config, seconds=connect_seconds(config.send_timeout_secs)).check()
         return [

@@ -44,7 +44,10 @@ _NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredential
 _TAKEN = {"PreconditionFailed", "412"}
 """Codes for an object that exists already."""
 _PART_BYTES = 16 << 20
-"""Bytes of a part of a large object, which are in memory until they are sent; S3 allows 10,000 parts."""
+"""Bytes of a part of a large object.
+
+They are in memory until they are sent; S3 allows 10,000 parts.
+"""
 
 
 class NewObject(Protocol):
@@ -219,13 +222,14 @@ class RemoteStore:
         shown = f" ({code or name})"
         if code in _WRONG_KEY or name in _NO_LOGIN:
             return AuthFailed(
-                f"{label}: the credentials are missing, wrong or expired{shown}; correct access_key_id and "
-                "secret_access_key, or the environment from which they come"
+                f"{label}: the credentials are missing, wrong or expired{shown}; correct "
+                "access_key_id and secret_access_key, or the environment from which they come"
             )
         if isinstance(error, PermissionError) or code in {"401", "403"}:
             return PermissionMissing(
-                f"{label}: access was denied{shown}; correct access_key_id and secret_access_key (or `options`), or grant "
-                "PutObject, GetObject, ListBucket, AbortMultipartUpload and ListBucketMultipartUploads"
+                f"{label}: access was denied{shown}; correct access_key_id and secret_access_key "
+                "(or `options`), or grant PutObject, GetObject, ListBucket, AbortMultipartUpload "
+                "and ListBucketMultipartUploads"
             )
         if isinstance(error, FileNotFoundError) or code == "404":
             return SinkRejected(f"{label}: it does not exist; create it, or correct `bucket`")

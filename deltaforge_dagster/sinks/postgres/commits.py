@@ -26,11 +26,15 @@ NOTHING = -1
 """Number of the last commit of a table that has none."""
 
 _DEFINITION = f"""CREATE TABLE {COMMITS} (
-    schema_name text, table_name text, pipeline text, sink text, owner text, source text, relation bigint,
-    base bigint NOT NULL DEFAULT 0, through bigint NOT NULL DEFAULT {NOTHING}, committed_at timestamp with time zone,
+    schema_name text, table_name text, pipeline text, sink text, owner text, source text, \
+relation bigint,
+    base bigint NOT NULL DEFAULT 0, through bigint NOT NULL DEFAULT {NOTHING}, \
+committed_at timestamp with time zone,
     columns jsonb, PRIMARY KEY (schema_name, table_name))"""
 _COMMENTS = {
-    "pipeline": "the pipeline that writes the table; empty: the next one that wants to may have the table",
+    "pipeline": (
+        "the pipeline that writes the table; empty: the next one that wants to may have the table"
+    ),
     "sink": "its sink",
     "owner": "the series of commits that is numbered",
     "source": "the table of the source",
@@ -111,14 +115,18 @@ def relation(connection: psycopg.Connection, name: tuple[str, str]) -> tuple[int
     The role needs no privilege for the relation.
     """
     return connection.execute(
-        "SELECT c.oid::bigint, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        "SELECT c.oid::bigint, c.relkind::text"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE (n.nspname, c.relname) = (%s, %s)",
         name,
     ).fetchone()
 
 
 def make_schema(connection: psycopg.Connection, name: str) -> None:
-    """Make a schema unless it exists; `IF NOT EXISTS` would need the right to make schemas even if it does."""
+    """Make a schema unless it exists.
+
+    `IF NOT EXISTS` would need the right to make schemas even if it does.
+    """
     row = connection.execute("SELECT to_regnamespace(%s) IS NULL", [quoted(name)]).fetchone()
     if row is not None and row[0]:
         connection.execute(f"CREATE SCHEMA {quoted(name)}")
@@ -137,13 +145,15 @@ def lock(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:
     row = _select(connection, name, " FOR UPDATE")
     if row is None:
         connection.execute(
-            f"INSERT INTO {COMMITS} (schema_name, table_name) VALUES (%s, %s) ON CONFLICT DO NOTHING",
+            f"INSERT INTO {COMMITS} (schema_name, table_name) VALUES (%s, %s)"
+            " ON CONFLICT DO NOTHING",
             name,
         )
         row = _select(connection, name, " FOR UPDATE")
     if row is None:
         raise TableRejected(
-            f"the row of {'.'.join(name)} in {COMMITS} was deleted at this moment; it is tried again"
+            f"the row of {'.'.join(name)} in {COMMITS} was deleted at this moment; "
+            "it is tried again"
         )
     return row
 
@@ -151,7 +161,8 @@ def lock(connection: psycopg.Connection, name: tuple[str, str]) -> CommitsRow:
 def write(connection: psycopg.Connection, name: tuple[str, str], row: CommitsRow) -> None:
     """Replace what is recorded about a table."""
     connection.execute(
-        f"UPDATE {COMMITS} SET ({_FIELDS}, committed_at) = (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp())"
+        f"UPDATE {COMMITS} SET ({_FIELDS}, committed_at)"
+        " = (%s, %s, %s, %s, %s, %s, %s, %s, clock_timestamp())"
         " WHERE (schema_name, table_name) = (%s, %s)",
         [
             row.pipeline,

@@ -26,7 +26,9 @@ class PostgresSinkConfig(TableSinkConfig):
     soft_deletes: bool = False
     """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
     commit_seconds: Seconds = 1.0
-    """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
+    """A commit is made when its oldest change has waited for this long,
+    or `commit_changes` wait.
+    """
     commit_changes: Count = 100_000
     """A commit is made when so many changes wait. It has no more, unless a single segment has."""
 
@@ -49,7 +51,7 @@ class PostgresSinkConfig(TableSinkConfig):
             )
         if self.name_parts > _MOST_PARTS:
             raise ValueError(
-                f"table has {self.name_parts} parts, and PostgreSQL's names have a schema and a table (write "
-                "${source.schema}.${source.table})"
+                f"table has {self.name_parts} parts, and PostgreSQL's names have a schema and a "
+                "table (write ${source.schema}.${source.table})"
             )
         return self

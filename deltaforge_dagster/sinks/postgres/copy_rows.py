@@ -1,9 +1,10 @@
-"""Rows in the binary format of COPY (manual: "COPY", section "Binary Format"), made of Arrow columns.
+"""Rows in the binary format of COPY, made of Arrow columns.
 
-A row is a number of fields, 16 bits, and for each field its length, 32 bits, and its bytes; the
-length of a null is -1. Numbers are big-endian. What bytes a type has is in its `send` function in
-the server: dates are days since 2000, timestamps and times microseconds. Decimals and arrays are
-sent as text, which the server reads as the column's type.
+The manual describes the format ("COPY", section "Binary Format"). A row is a number of fields, 16
+bits, and for each field its length, 32 bits, and its bytes; the length of a null is -1. Numbers are
+big-endian. What bytes a type has is in its `send` function in the server: dates are days since
+2000, timestamps and times microseconds. Decimals and arrays are sent as text, which the server
+reads as the column's type.
 """
 
 from __future__ import annotations
@@ -139,7 +140,10 @@ class _Slices:
 
 
 def copy_rows(columns: Sequence[pa.Array[Any]]) -> memoryview:
-    """Return rows with these columns, of equal length, in the binary format, without header and trailer."""
+    """Return rows with these columns in the binary format, without header and trailer.
+
+    The columns have equal lengths.
+    """
     rows = len(columns[0])
     fields = [_field(column) for column in columns]
     sizes = np.full(rows, 2, np.int64)
@@ -157,7 +161,10 @@ def copy_rows(columns: Sequence[pa.Array[Any]]) -> memoryview:
 
 
 def wire(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return a column in the form in which it is sent: decimals and arrays as text, everything else as it is."""
+    """Return a column in the form in which it is sent.
+
+    Decimals and arrays are sent as text, everything else as it is.
+    """
     if pa.types.is_decimal(column.type):
         return column.cast(pa.string())
     if pa.types.is_list(column.type):

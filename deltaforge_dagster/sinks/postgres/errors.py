@@ -24,19 +24,26 @@ NOT_PERMITTED = "42501"
 
 _COMMITS = ("deltaforge", "commits")
 
-_LATER: dict[str, str] = {
+_TRANSIENT: dict[str, str] = {
     "57014": "the statement was cancelled, or took longer than the server allows",
-    "55P03": "somebody else holds a lock on the table for too long; end what holds it (pg_locks), or wait",
+    "55P03": (
+        "somebody else holds a lock on the table for too long; end what holds it (pg_locks), "
+        "or wait"
+    ),
     "25006": "the server takes no changes: it is a standby, or default_transaction_read_only is on",
 }
-_LATER_CLASSES = {"08", "40", "53", "57", "58", "XX"}
+_TRANSIENT_CLASSES = {"08", "40", "53", "57", "58", "XX"}
 """Classes of errors that may resolve by themselves."""
 
 _CONSTRAINTS = {
     "23502": "its column {column} must not be null, and the source's rows have no value for it",
-    "23503": "its foreign key {constraint} refuses a change: tables are committed one after the other",
-    "23505": "its unique index {constraint} refuses a row that the source has; drop the index, or make it a constraint "
-    "that is DEFERRABLE INITIALLY DEFERRED",
+    "23503": (
+        "its foreign key {constraint} refuses a change: tables are committed one after the other"
+    ),
+    "23505": (
+        "its unique index {constraint} refuses a row that the source has; drop the index, "
+        "or make it a constraint that is DEFERRABLE INITIALLY DEFERRED"
+    ),
 }
 _CONSTRAINT_REMEDIES = {
     "23502": "ALTER TABLE {table} ALTER COLUMN {column} DROP NOT NULL",
@@ -49,8 +56,10 @@ _VALUES = {
     "22008": "a date or time is out of range",
     "22021": "a text has a character that the server cannot store",
     "22P02": "a text is no value of its column's type",
-    "22P05": "a text has a character that the database's encoding lacks (use a database with the encoding UTF8), or a "
-    "document has \\u0000, which jsonb cannot have",
+    "22P05": (
+        "a text has a character that the database's encoding lacks (use a database with the "
+        "encoding UTF8), or a document has \\u0000, which jsonb cannot have"
+    ),
 }
 """What is wrong with a value; the server's own text would quote it."""
 
@@ -67,7 +76,8 @@ def connection_error(error: psycopg.Error, where: str, user: str) -> DeltaforgeE
     fatal = reason.partition("FATAL:")[2].strip()
     if "password authentication failed" in reason or "no password supplied" in reason:
         return AuthFailed(
-            f"{where}: wrong password for role {user!r}, or there is no such role; correct the sink's dsn"
+            f"{where}: wrong password for role {user!r}, or there is no such role; correct the "
+            "sink's dsn"
         )
     if re.match(r'role ".*" does not exist|.*pg_hba\.conf', fatal):
         return AuthFailed(
@@ -96,11 +106,11 @@ def translated(
     if not state:
         return SinkUnavailable(f"{where}: connection lost ({one_line(str(error))})")
     code = f" (SQLSTATE {state})"
-    if state in _LATER or state[:2] in _LATER_CLASSES:
-        why = _LATER.get(state) or one_line(str(error))
+    if state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES:
+        why = _TRANSIENT.get(state) or one_line(str(error))
         return SinkUnavailable(f"{where}, {label}: {why}{code}")
     return TableRejected(
-        f"{label}: {_why(error, state)}{code}", remedy=_remedy(error, state, user, name)
+        f"{label}: {_reason(error, state)}{code}", remedy=_remedy(error, state, user, name)
     )
 
 
@@ -119,7 +129,10 @@ def _remedy(error: psycopg.Error, state: str, user: str, name: tuple[str, str]) 
 
 
 def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
-    """Return the statement that gives a role the right that it lacks, None for a right on something else."""
+    """Return the statement that gives a role the right that it lacks.
+
+    Return None for a right on something else.
+    """
     schema, _ = name
     for table in (name, _COMMITS):
         if text == f"permission denied for table {table[1]}":
@@ -132,12 +145,12 @@ def _grant(text: str, role: str, name: tuple[str, str]) -> str | None:
     return None
 
 
-def _why(error: psycopg.Error, state: str) -> str:
+def _reason(error: psycopg.Error, state: str) -> str:
     diagnosis = error.diag
     if state == NOT_PERMITTED:
         return (
-            f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, INSERT, UPDATE, DELETE and "
-            "TRUNCATE on it, and USAGE on its schema"
+            f"{one_line(str(error))}; let the dsn's role own the table, or grant it SELECT, "
+            "INSERT, UPDATE, DELETE and TRUNCATE on it, and USAGE on its schema"
         )
     if state in _CONSTRAINTS:
         named = {"column": diagnosis.column_name, "constraint": diagnosis.constraint_name}

@@ -53,7 +53,7 @@ def findings(
         else:
             row = rows.get(name, CommitsRow())
             yield _table(connection, server, name, relation[0], row, pipeline=pipeline)
-    yield from _made(connection, server, subject, missing)
+    yield from _new_tables(connection, server, subject, missing)
     if len(fixed) < len(destinations):
         unknown = set(destinations) - set(fixed)
         yield not_known(subject, "tables", unknown, "exist and may be written")
@@ -62,16 +62,19 @@ def findings(
 def _database(
     connection: psycopg.Connection, server: TargetServer, subject: str
 ) -> Iterator[Finding]:
-    if _found(connection, "SELECT pg_is_in_recovery()"):
+    if _scalar(connection, "SELECT pg_is_in_recovery()"):
         yield Finding(subject, "error", "this is a standby; name the primary in the sink's dsn")
         return
-    if _found(connection, "SELECT current_setting('server_encoding')") != "UTF8":
+    if _scalar(connection, "SELECT current_setting('server_encoding')") != "UTF8":
         yield Finding(
-            subject, "warning", "the database's encoding is not UTF8: a table with a character that it lacks is held"
+            subject, "warning",
+            "the database's encoding is not UTF8: a table with a character that it lacks is held",
         )  # fmt: skip
-    if not _may(connection, "has_database_privilege(current_database(), 'TEMPORARY')"):
+    if not _is_true(connection, "has_database_privilege(current_database(), 'TEMPORARY')"):
         yield Finding(
-            subject, "error", f"role {server.user!r} may not make temporary tables, through which changes are applied",
+            subject, "error",
+            f"role {server.user!r} may not make temporary tables, "
+            "through which changes are applied",
             f"GRANT TEMPORARY ON DATABASE {quoted(server.database)} TO {quoted(server.user)}",
         )  # fmt: skip
     record = commits.relation(connection, commits.NAME)
@@ -79,12 +82,15 @@ def _database(
         lacking = _lacking(connection, record[0], _RECORD_RIGHTS)
         if lacking:
             yield Finding(
-                subject, "error", f"role {server.user!r} may not {' and '.join(lacking)} in {commits.COMMITS}",
+                subject, "error",
+                f"role {server.user!r} may not {' and '.join(lacking)} in {commits.COMMITS}",
                 f"GRANT {', '.join(lacking)} ON {commits.COMMITS} TO {quoted(server.user)}",
             )  # fmt: skip
     elif not _may_create(connection, commits.SCHEMA):
         yield Finding(
-            subject, "error", f"role {server.user!r} may not make the table {commits.COMMITS}, which says which commits tables have",
+            subject, "error",
+            f"role {server.user!r} may not make the table {commits.COMMITS}, "
+            "which says which commits tables have",
             f"CREATE SCHEMA {commits.SCHEMA} AUTHORIZATION {quoted(server.user)}",
         )  # fmt: skip
 
@@ -100,7 +106,7 @@ def _table(
 ) -> Finding:
     """Return the finding on a table that exists."""
     subject, table, schema = f"table {name}", quoted(*_split(name)), quoted(_split(name)[0])
-    if not _may(connection, "has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')", schema):
+    if not _is_true(connection, "has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')", schema):
         return Finding(
             subject, "error", f"role {server.user!r} may not use its schema",
             f"GRANT USAGE ON SCHEMA {schema} TO {quoted(server.user)}",
@@ -113,35 +119,41 @@ def _table(
         )  # fmt: skip
     if row.pipeline and (row.pipeline, row.sink) != (pipeline, server.sink_id):
         return Finding(
-            subject, "error", f"it belongs to sink {row.sink} of pipeline {row.pipeline}; if that one will never "
-            "write to it again", commits.claim(_split(name)),
+            subject, "error",
+            f"it belongs to sink {row.sink} of pipeline {row.pipeline}; "
+            "if that one will never write to it again",
+            commits.claim(_split(name)),
         )  # fmt: skip
-    if row.pipeline is None and _found(connection, f"SELECT EXISTS (SELECT FROM {table})"):
+    if row.pipeline is None and _scalar(connection, f"SELECT EXISTS (SELECT FROM {table})"):
         return Finding(
-            subject, "error", "it exists, with rows that are not from DeltaForge; empty it, or, if the rows are this sink's "
-            "after all", commits.claim(_split(name)),
+            subject, "error",
+            "it exists, with rows that are not from DeltaForge; empty it, "
+            "or, if the rows are this sink's after all",
+            commits.claim(_split(name)),
         )  # fmt: skip
-    owns = _may(
+    owns = _is_true(
         connection,
         "pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s",
         oid,
     )
     if not owns:
         return Finding(
-            subject, "warning", f"role {server.user!r} does not own it, so the table is held if the source gets other columns",
+            subject, "warning",
+            f"role {server.user!r} does not own it, "
+            "so the table is held if the source gets other columns",
             f"ALTER TABLE {table} OWNER TO {quoted(server.user)}",
         )  # fmt: skip
     return Finding(subject, "ok", "it exists and may be written")
 
 
-def _made(
+def _new_tables(
     connection: psycopg.Connection, server: TargetServer, subject: str, missing: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield the findings on tables that a run will create."""
     schemas = {_split(name)[0] for name in missing}
     closed = sorted(schema for schema in schemas if not _may_create(connection, schema))
     for schema in closed:
-        oid = _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema))
+        oid = _scalar(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema))
         user = quoted(server.user)
         remedy = f"CREATE SCHEMA {quoted(schema)} AUTHORIZATION {user}"
         if oid is not None:
@@ -156,11 +168,12 @@ def _made(
 
 def _may_create(connection: psycopg.Connection, schema: str) -> bool:
     """Return whether the role may create tables in a schema, and the schema if there is none."""
-    if _found(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema)) is None:
-        return _may(connection, "has_database_privilege(current_database(), 'CREATE')")
-    return _may(
+    if _scalar(connection, "SELECT to_regnamespace(%s)::oid::bigint", quoted(schema)) is None:
+        return _is_true(connection, "has_database_privilege(current_database(), 'CREATE')")
+    return _is_true(
         connection,
-        "has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE') AND has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')",
+        "has_schema_privilege(to_regnamespace(%s)::oid, 'CREATE')"
+        " AND has_schema_privilege(to_regnamespace(%s)::oid, 'USAGE')",
         quoted(schema),
         quoted(schema),
     )
@@ -171,15 +184,15 @@ def _lacking(connection: psycopg.Connection, oid: int, rights: Sequence[str]) ->
     return [
         right
         for right in rights
-        if not _may(connection, "has_table_privilege(%s::oid, %s)", oid, right)
+        if not _is_true(connection, "has_table_privilege(%s::oid, %s)", oid, right)
     ]
 
 
-def _may(connection: psycopg.Connection, question: str, *parameters: object) -> bool:
-    return bool(_found(connection, f"SELECT {question}", *parameters))
+def _is_true(connection: psycopg.Connection, question: str, *parameters: object) -> bool:
+    return bool(_scalar(connection, f"SELECT {question}", *parameters))
 
 
-def _found(connection: psycopg.Connection, query: str, *parameters: object) -> object:
+def _scalar(connection: psycopg.Connection, query: str, *parameters: object) -> object:
     """Return the value that a query finds, None if there is no row."""
     row = connection.execute(query, parameters or None).fetchone()
     return None if row is None else row[0]

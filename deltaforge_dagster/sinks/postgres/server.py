@@ -44,7 +44,10 @@ _SETTINGS = {
     # rather read a table of five million whole.
     "random_page_cost": "1.1",
 }
-"""Settings of our sessions, which win over those of role and database (manual: "Client Connection Defaults")."""
+"""Settings of our sessions, which win over those of role and database.
+
+See the manual, "Client Connection Defaults".
+"""
 
 _WORK_MEMORY = "64MB"
 """Minimum of `work_mem`: what a join of a commit's rows may take before it uses temporary files."""
@@ -126,14 +129,14 @@ class TargetServer:
                 return connection
             connection.close()
             problem = SinkRejected(
-                f"{self.where}: the server has version {version // 10_000}, and the sink needs 15 or newer, which "
-                "have MERGE; upgrade it"
+                f"{self.where}: the server has version {version // 10_000}, and the sink needs 15 "
+                "or newer, which have MERGE; upgrade it"
             )
         raise problem
 
 
 def end_former(connection: psycopg.Connection) -> None:
-    """End the transactions of other sessions with the name of this one, unless they have just begun.
+    """End transactions of other sessions with the name of this one, unless they have just begun.
 
     Such sessions belong to a process that was frozen or cut off, perhaps amid a COPY: the server
     waits for the rest of the data without a limit, and keeps the locks. Only the holder of the
@@ -149,7 +152,10 @@ def end_former(connection: psycopg.Connection) -> None:
 
 
 def cut(connection: psycopg.Connection) -> None:
-    """End what a connection is doing, from any thread; the thread that uses it gets an error and closes it."""
+    """End what a connection is doing, from any thread.
+
+    The thread that uses it gets an error and closes it.
+    """
     with contextlib.suppress(OSError, psycopg.Error):
         descriptor = os.dup(connection.fileno())
         with socket.socket(fileno=descriptor) as duplicate:

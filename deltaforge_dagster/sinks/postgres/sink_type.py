@@ -59,7 +59,7 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     def preflight(
         self, config: PostgresSinkConfig, context: SinkContext, names: Sequence[str]
     ) -> list[Finding]:
-        """Check that the server answers and is new enough, and that the role may make and write the tables."""
+        """Check that a new enough server answers, and the role may make and write the tables."""
         import psycopg  # noqa: PLC0415 - client library
 
         from deltaforge_dagster.sinks.postgres.errors import connection_error  # noqa: PLC0415
@@ -73,7 +73,7 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
             raise connection_error(error, server.where, server.user) from None
 
     def names(self, config: PostgresSinkConfig, pipeline: str) -> Mapping[str, str]:
-        """Return the mode of the tables, where they are, and the table that says which commits they have."""
+        """Return the tables' mode, where they are, and the table that records their commits."""
         address = _server(config, pipeline).address
         return {"mode": config.mode, "database": address, "commits": "deltaforge.commits"}
 

@@ -18,18 +18,18 @@ from deltaforge_dagster.sinks.tables.staged import TableMode
 STAGED = "deltaforge_staged"
 """The temporary table."""
 
-_FROM = f"pg_temp.{STAGED}"
-_MOMENT = "timestamp with time zone"
+_STAGED_TABLE = f"pg_temp.{STAGED}"
+_TIMESTAMP = "timestamp with time zone"
 _CHANGELOG = {
     "df_op": "text",
-    "df_event_time": _MOMENT,
+    "df_event_time": _TIMESTAMP,
     "df_source_position": "text",
     "df_tx_id": "text",
     "df_event_id": "text",
     "df_schema_version": "text",
 }
-_PLACE = {"df_position": "bigint", "df_ordinal": "bigint"}
-_VALIDITY = {"df_valid_from": _MOMENT, "df_valid_to": _MOMENT}
+_PLACE_COLUMNS = {"df_position": "bigint", "df_ordinal": "bigint"}
+_VALIDITY = {"df_valid_from": _TIMESTAMP, "df_valid_to": _TIMESTAMP}
 _STAGED_META = {
     "df_op": "text",
     "df_segment": "bigint",
@@ -43,15 +43,15 @@ def own_columns(mode: TableMode, *, soft_deletes: bool) -> Mapping[str, str]:
     """Return the types of the columns that a table has beside those of its source, by name."""
     match mode:
         case "changelog":
-            return _CHANGELOG | _PLACE
+            return _CHANGELOG | _PLACE_COLUMNS
         case "current":
             return {"df_deleted": "boolean"} if soft_deletes else {}
         case "history":
-            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE
+            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE_COLUMNS
 
 
 def staged_meta(mode: TableMode, *, exact_keys: bool) -> Sequence[str]:
-    """Return the columns of staged files, beside those of the table, that the statements of a mode read.
+    """Return the columns of staged files, beside the table's, that the statements of a mode read.
 
     Args:
         mode: The mode.
@@ -138,7 +138,10 @@ class PostgresStatements:
         return [column for column in self.columns if column.staged in self.absent]
 
     def stage(self, meta: Sequence[str], *, absent: bool, rekey: bool) -> str:
-        """Return the statement that makes the temporary table, with the columns in the order in which they are sent."""
+        """Return the statement that makes the temporary table.
+
+        It has the columns in the order in which they are sent.
+        """
         fields = [f"c{column.number} {column.staged_type}" for column in self.columns]
         fields += [f"{name} {_STAGED_META[name]}" for name in meta]
         if absent:
@@ -149,18 +152,21 @@ class PostgresStatements:
 
     def copy(self) -> str:
         """Return the statement with which rows are sent to the temporary table."""
-        return f"COPY {_FROM} FROM STDIN (FORMAT binary)"
+        return f"COPY {_STAGED_TABLE} FROM STDIN (FORMAT binary)"
 
     def unstage(self) -> str:
         """Return the statement that drops the temporary table."""
-        return f"DROP TABLE {_FROM}"
+        return f"DROP TABLE {_STAGED_TABLE}"
 
     def append(self) -> str:
         """Return the statement that adds every row of a changelog."""
         return self._insert({name: f"s.{name}" for name in _CHANGELOG})
 
     def truncated_changelog(self) -> str:
-        """Return the statement that adds a row about a truncate, given position, ordinal and time."""
+        """Return the statement that adds a row about a truncate.
+
+        Its parameters are position, ordinal and time.
+        """
         return (
             f"INSERT INTO {self._escaped} (df_op, df_position, df_ordinal, df_event_time)"
             " VALUES ('t', %s, %s, %s)"
@@ -174,7 +180,10 @@ class PostgresStatements:
 
     def truncate_history(self) -> str:
         """Return the statement that ends all versions that are current, given the time."""
-        return f"UPDATE {self._escaped} SET df_valid_to = %s, df_is_current = false WHERE df_is_current"
+        return (
+            f"UPDATE {self._escaped} SET df_valid_to = %s, df_is_current = false"
+            " WHERE df_is_current"
+        )
 
     def merge_current(self, *, absent: bool, soft_deletes: bool) -> str:
         """Return the statement that applies rows, one per key, to a table of current rows.
@@ -214,8 +223,9 @@ class PostgresStatements:
             last = f"DISTINCT ON ({order}) "
             order += ", f.df_segment DESC, f.df_ordinal DESC, f.df_op = 'd'"
         return (
-            f"MERGE INTO {self.table} AS t USING (SELECT {last}{', '.join(chosen)} FROM {_FROM} AS f"
-            f" ORDER BY {order}) AS s ON {self._same('c')}"
+            f"MERGE INTO {self.table} AS t"
+            f" USING (SELECT {last}{', '.join(chosen)} FROM {_STAGED_TABLE} AS f ORDER BY {order})"
+            f" AS s ON {self._same_key('c')}"
             f" WHEN MATCHED AND s.df_op = 'd' THEN {deletion}"
             f" WHEN MATCHED THEN UPDATE SET {', '.join(changed)}"
             f" WHEN NOT MATCHED AND s.df_op <> 'd' THEN"
@@ -230,13 +240,14 @@ class PostgresStatements:
             current: Whether the table has versions of rows, of which the current one counts.
         """
         filled = [
-            f"c{column.number} = CASE WHEN s.a{column.number} THEN {column.sent('t')} ELSE s.c{column.number} END"
+            f"c{column.number} = CASE WHEN s.a{column.number} THEN {column.sent('t')}"
+            f" ELSE s.c{column.number} END"
             for column in self.lacked
         ]
         incomplete = " OR ".join(f"s.a{column.number}" for column in self.lacked)
-        match = self._same_staged("o" if rekey else "c")
+        match = self._same_staged_key("o" if rekey else "c")
         return (
-            f"UPDATE {_FROM} AS s SET {', '.join(filled)} FROM {self.table} AS t"
+            f"UPDATE {_STAGED_TABLE} AS s SET {', '.join(filled)} FROM {self.table} AS t"
             f" WHERE {match} AND ({incomplete}){' AND t.df_is_current' if current else ''}"
         )
 
@@ -245,10 +256,13 @@ class PostgresStatements:
 
         It must come before `merge_current`: an old key may be the new key of another row.
         """
-        match = self._same_staged("o")
+        match = self._same_staged_key("o")
         if soft_deletes:
-            return f"UPDATE {self.table} AS t SET df_deleted = true FROM {_FROM} AS s WHERE {match}"
-        return f"DELETE FROM {self.table} AS t USING {_FROM} AS s WHERE {match}"
+            return (
+                f"UPDATE {self.table} AS t SET df_deleted = true"
+                f" FROM {_STAGED_TABLE} AS s WHERE {match}"
+            )
+        return f"DELETE FROM {self.table} AS t USING {_STAGED_TABLE} AS s WHERE {match}"
 
     def close_old(self) -> str:
         """Return the statement that ends the current versions of old keys.
@@ -257,19 +271,22 @@ class PostgresStatements:
         """
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = s.df_valid_from, df_is_current = false"
-            f" FROM {_FROM} AS s WHERE {self._same_staged('o')} AND t.df_is_current"
+            f" FROM {_STAGED_TABLE} AS s WHERE {self._same_staged_key('o')} AND t.df_is_current"
         )
 
     def close(self) -> str:
-        """Return the statement that ends the current versions of keys, when their first staged rows begin."""
+        """Return the statement that ends the current versions of keys.
+
+        They end when the first staged rows of the keys begin.
+        """
         keys = ", ".join(column.value("f") for column in self.keys)
         first = (
-            f"SELECT DISTINCT ON ({keys}) f.* FROM {_FROM} AS f"
+            f"SELECT DISTINCT ON ({keys}) f.* FROM {_STAGED_TABLE} AS f"
             f" ORDER BY {keys}, f.df_segment, f.df_ordinal"
         )
         return (
             f"UPDATE {self.table} AS t SET df_valid_to = s.df_valid_from, df_is_current = false"
-            f" FROM ({first}) AS s WHERE {self._same_staged('c')} AND t.df_is_current"
+            f" FROM ({first}) AS s WHERE {self._same_staged_key('c')} AND t.df_is_current"
         )
 
     def add_versions(self) -> str:
@@ -285,21 +302,22 @@ class PostgresStatements:
         return self.table.replace("%", "%%")
 
     def _insert(self, further: Mapping[str, str]) -> str:
-        names = [*(quoted(column.name) for column in self.columns), *further, *_PLACE]
+        names = [*(quoted(column.name) for column in self.columns), *further, *_PLACE_COLUMNS]
         values = [column.value("s") for column in self.columns]
         position = [f"s.df_segment + {self.base}", "s.df_ordinal"]
         return (
             f"INSERT INTO {self.table} ({', '.join(names)})"
-            f" SELECT {', '.join([*values, *further.values(), *position])} FROM {_FROM} AS s"
+            f" SELECT {', '.join([*values, *further.values(), *position])}"
+            f" FROM {_STAGED_TABLE} AS s"
         )
 
-    def _same(self, prefix: str) -> str:
+    def _same_key(self, prefix: str) -> str:
         """Return the condition that a row `s` with the table's types has the key of its row `t`."""
         return " AND ".join(
             f"t.{quoted(column.name)} = s.{prefix}{column.number}" for column in self.keys
         )
 
-    def _same_staged(self, prefix: str) -> str:
+    def _same_staged_key(self, prefix: str) -> str:
         """Return the condition that a staged row `s` has the key of the table's row `t`."""
         return " AND ".join(
             f"t.{quoted(column.name)} = {column.value('s', prefix)}" for column in self.keys

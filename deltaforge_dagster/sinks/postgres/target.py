@@ -49,17 +49,20 @@ _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typtype = 'e',
   CASE WHEN NOT c.collisdeterministic
     THEN c.collnamespace::regnamespace || '.' || quote_ident(c.collname) END
-FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid \
+LEFT JOIN pg_collation c ON c.oid = a.attcollation
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 _FIGURES = """
 SELECT sum(CASE
-    WHEN pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid) > 0
+    WHEN pg_stat_get_tuples_inserted(c.oid) + pg_stat_get_tuples_updated(c.oid) \
++ pg_stat_get_tuples_deleted(c.oid) > 0
     THEN pg_stat_get_live_tuples(c.oid)
     ELSE nullif(c.reltuples::bigint, -1) END)::bigint,
   sum(pg_table_size(c.oid))::bigint
 FROM pg_class c
-WHERE c.relkind <> 'p' AND (c.oid = %(table)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(table)s)))"""
+WHERE c.relkind <> 'p' \
+AND (c.oid = %(table)s OR c.oid IN (SELECT relid FROM pg_partition_tree(%(table)s)))"""
 """Estimates of a table's rows and bytes, including those of its partitions.
 
 The counters of changed rows lag a commit behind, and start from zero after a crash; then the
@@ -141,7 +144,8 @@ class PostgresTarget:
         for part in self.name:
             if (why := bad_name(part)) is not None:
                 raise TableRejected(
-                    f"{self.label} cannot have the name {part}: {why}; give the sink a `table` with shorter names"
+                    f"{self.label} cannot have the name {part}: {why}; give the sink a `table` "
+                    "with shorter names"
                 )
         check_names((column.name for column in self.table.columns.columns), self.label, bad_column)
 
@@ -164,7 +168,7 @@ class PostgresTarget:
         )
         relation = self._relation()
         if relation is None:
-            self._check_kept(gone=True)
+            self._check_exists(gone=True)
             self.create()
             relation = self._relation()
             assert relation is not None
@@ -172,11 +176,12 @@ class PostgresTarget:
         empty = self._is_empty()
         remade = before.relation not in {None, relation} and empty
         self._check_owner(before, empty=empty)
-        self._check_kept(gone=remade or before.pipeline is None)
+        self._check_exists(gone=remade or before.pipeline is None)
         if self.exists and before.is_of(self.owner) and before.relation not in {None, relation}:
             raise TableRejected(
-                f"{self.label} is another table than the one that was written: somebody has dropped it and made it again; if it "
-                f"has everything that the sink has written, execute {commits.claim(self.name)}; otherwise have it loaded again",
+                f"{self.label} is another table than the one that was written: somebody has "
+                "dropped it and made it again; if it has everything that the sink has written, "
+                f"execute {commits.claim(self.name)}; otherwise have it loaded again",
                 remedy=self.resync_command,
             )
         if remade:
@@ -220,7 +225,7 @@ class PostgresTarget:
         relation = self._relation()
         if relation is not None:
             self._check_owner(before, empty=self._is_empty())
-            if self._is_as_today():
+            if self._has_current_form():
                 self.connection.execute(f"TRUNCATE {self.sql}")
             else:
                 self.connection.execute(f"DROP TABLE {self.sql}")
@@ -260,7 +265,7 @@ class PostgresTarget:
             ) from None
 
     def _create(self) -> None:
-        wanted = self._wanted()
+        wanted = self._new_types()
         columns = [f"{quoted(name)} {type_}" for name, type_ in wanted.items()]
         key = ", ".join(map(quoted, self.table.key))
         if self.config.mode == "current":
@@ -275,7 +280,7 @@ class PostgresTarget:
         self.connection.execute(f"COMMENT ON TABLE {self.sql} IS {literal(text)}")
 
     def fit(self, relation: int, *, ours: bool) -> Sequence[TargetColumn]:
-        """Return where the columns of staged rows go, after adding and widening columns of the table.
+        """Return where columns of staged rows go, after adding and widening columns of the table.
 
         Args:
             relation: The oid of the table.
@@ -286,18 +291,19 @@ class PostgresTarget:
                 its key.
         """
         existing = {column.name: column for column in self.columns(relation)}
-        for name, type_ in self._wanted().items():
+        for name, type_ in self._new_types().items():
             if name not in existing:
                 self._add(name, type_)
                 existing[name] = TableColumn(name, type_)
         for column in self.table.columns.columns:
             if not takes(existing[column.name].type, column, enum=existing[column.name].enum):
                 existing[column.name] = self._widened(existing[column.name], column)
-        for name, type_ in self._own().items():
+        for name, type_ in self._own_columns().items():
             if not holds(existing[name].type, type_):
                 raise TableRejected(
-                    f"{self.label}: its column {name}, which is ours, has the type {existing[name].type} and not {type_}; "
-                    f"rename it, or have the table loaded again",
+                    f"{self.label}: its column {name}, which is ours, has the type "
+                    f"{existing[name].type} and not {type_}; rename it, "
+                    "or have the table loaded again",
                     remedy=self.resync_command,
                 )
         self._check_key(relation, ours=ours)
@@ -353,9 +359,10 @@ class PostgresTarget:
         wanted = column_type(column.type)
         if not holds(wanted, existing.type):
             raise TableRejected(
-                f"{self.label}: its column {column.name} has the type {existing.type}, which does not hold the values of "
-                f"the source's column, {wanted}; declare a type that it holds under the sink's `types`, change the "
-                f"type of the table's column, or have the table loaded again",
+                f"{self.label}: its column {column.name} has the type {existing.type}, which does "
+                f"not hold the values of the source's column, {wanted}; declare a type that it "
+                "holds under the sink's `types`, change the type of the table's column, or have "
+                "the table loaded again",
                 remedy=self.resync_command,
             )
         left = self.table.left.get(column.name)
@@ -382,8 +389,9 @@ class PostgresTarget:
                 self._alter(f"ADD PRIMARY KEY ({names})")
                 return
             raise TableRejected(
-                f"{self.label} has no primary key or unique index of exactly ({names}), by which its rows are found; "
-                f"make one (ALTER TABLE {self.sql} ADD UNIQUE ({names})), or have the table loaded again",
+                f"{self.label} has no primary key or unique index of exactly ({names}), by which "
+                f"its rows are found; make one (ALTER TABLE {self.sql} ADD UNIQUE ({names})), or "
+                "have the table loaded again",
                 remedy=self.resync_command,
             )
 
@@ -393,23 +401,23 @@ class PostgresTarget:
     def _primary_keys(self, relation: int) -> Sequence[str]:
         return [row[0] for row in self.connection.execute(_PRIMARY_KEYS, [relation])]
 
-    def _own(self) -> Mapping[str, str]:
+    def _own_columns(self) -> Mapping[str, str]:
         return own_columns(self.config.mode, soft_deletes=self.config.soft_deletes)
 
-    def _wanted(self) -> dict[str, str]:
+    def _new_types(self) -> dict[str, str]:
         """Return the types of the columns that the table would get if created now, by name."""
         declared = self.config.types_of(*self.table.source)
         columns = {
             column.name: new_type(column, declared=column.name in declared)
             for column in self.table.columns.columns
         }
-        return {**columns, **self._own()}
+        return {**columns, **self._own_columns()}
 
-    def _is_as_today(self) -> bool:
+    def _has_current_form(self) -> bool:
         """Return whether the table has the columns and the key that it would get if created now."""
         relation = self._relation()
         assert relation is not None
-        today = {column.name: column.type for column in self.columns(relation)} == self._wanted()
+        today = {column.name: column.type for column in self.columns(relation)} == self._new_types()
         keys = self._unique_keys(relation)
         return today and ([sorted(self.table.key)] if self.config.mode == "current" else []) == keys
 
@@ -424,8 +432,8 @@ class PostgresTarget:
             return None
         if row[1] not in _TABLES:
             raise TableRejected(
-                f"{self.label}: something of that name exists and is no table (a view, perhaps); rename it, or change "
-                "the sink's `table`"
+                f"{self.label}: something of that name exists and is no table (a view, perhaps); "
+                "rename it, or change the sink's `table`"
             )
         return row[0]
 
@@ -435,7 +443,7 @@ class PostgresTarget:
 
     def _next_position(self) -> int:
         """Return the first position after those of all rows; 0 if the table has no positions."""
-        if "df_position" not in self._own() or not self._has_positions():
+        if "df_position" not in self._own_columns() or not self._has_positions():
             return 0
         row = self.connection.execute(f"SELECT max(df_position) + 1 FROM {self.sql}").fetchone()
         return int(row[0]) if row is not None and row[0] is not None else 0
@@ -446,7 +454,7 @@ class PostgresTarget:
             column.name == "df_position" for column in self.columns(relation)
         )
 
-    def _check_kept(self, *, gone: bool) -> None:
+    def _check_exists(self, *, gone: bool) -> None:
         if self.exists and gone:
             raise table_gone(self.label, self.resync_command)
 
@@ -468,19 +476,21 @@ class PostgresTarget:
         """
         if row.pipeline is None and self._is_source():
             raise TableRejected(
-                f"{self.label} has database, schema and name of the source's table and is published, so the sink would "
-                "write to its own source; change the sink's `dsn` or `table`, or, if it is another server's, execute "
-                f"{commits.claim(self.name)}"
+                f"{self.label} has database, schema and name of the source's table and is "
+                "published, so the sink would write to its own source; change the sink's `dsn` or "
+                f"`table`, or, if it is another server's, execute {commits.claim(self.name)}"
             )
         if row.pipeline is None and not empty:
             raise TableRejected(
-                f"{self.label} exists, with rows that are not from DeltaForge; change the sink's `table`, or empty the "
-                f"table, or, if the rows are this sink's after all, execute {commits.claim(self.name)}"
+                f"{self.label} exists, with rows that are not from DeltaForge; change the sink's "
+                "`table`, or empty the table, or, if the rows are this sink's after all, "
+                f"execute {commits.claim(self.name)}"
             )
         if row.pipeline and not row.is_of(self.owner):
             raise TableRejected(
-                f"{self.label} belongs to sink {row.sink} of pipeline {row.pipeline}; change the sink's `table`, "
-                f"or, if that sink will never write to it again, execute {commits.claim(self.name)}"
+                f"{self.label} belongs to sink {row.sink} of pipeline {row.pipeline}; change the "
+                "sink's `table`, or, if that sink will never write to it again, "
+                f"execute {commits.claim(self.name)}"
             )
         if row.pipeline and row.source and row.source != self.table.source_name:
             raise other_source(self.label, row.source, self.table.source_name)

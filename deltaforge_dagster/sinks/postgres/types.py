@@ -1,4 +1,4 @@
-"""Types of PostgreSQL's columns: what a column of a new table is, and which columns hold which values.
+"""Types of PostgreSQL's columns: those of new tables, and which columns hold which values.
 
 Types are named as `format_type` names them: `bigint`, `numeric(10,2)`, `timestamp with time zone`,
 `text[]`.
@@ -41,11 +41,15 @@ _OWN_TEXT = re.compile(
 
 The text is PostgreSQL's own, so a column can have the type itself.
 """
-_EXACT_TEXT = {TEXT, "character varying", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "bit varying", "time with time zone"}  # fmt: skip
+_EXACT_TEXT = {
+    TEXT, "character varying", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8",
+    "bit varying", "time with time zone",
+}  # fmt: skip
 """Types that store a text exactly or refuse it. With a length, a cast would truncate or round."""
 _COMPARED_AS_TEXT = re.compile(
-    r"(numeric\(|real|double|boolean|smallint|integer|bigint|uuid|bytea|date|timestamp|time|inet|cidr|macaddr|bit)"
-    r".*|text|character varying.*"
+    r"(numeric\(|real|double|boolean|smallint|integer|bigint|uuid|bytea"
+    r"|date|timestamp|time|inet|cidr|macaddr|bit).*"
+    r"|text|character varying.*"
 )
 """Types in which values that differ in typed rows are never equal.
 
@@ -112,7 +116,10 @@ def takes(existing: str, column: TypedColumn, *, enum: bool) -> bool:
 
 
 def holds(wide: str, narrow: str) -> bool:
-    """Return whether a column of type `wide` holds each value of type `narrow` exactly, converted by a cast."""
+    """Return whether a column of type `wide` holds each value of type `narrow` exactly.
+
+    A cast converts the values.
+    """
     same = wide == narrow or (wide, narrow) == ("jsonb", "json")
     number = narrow in _DIGITS or bool(_NUMERIC.fullmatch(narrow))
     as_text = wide == TEXT and (narrow in _LIKE_TEXT or number)
@@ -123,7 +130,7 @@ def holds(wide: str, narrow: str) -> bool:
 
 
 def is_exact(type_: str) -> bool:
-    """Return whether no two different values, as typed rows have them, are equal in a column of a type.
+    """Return whether no two different values of typed rows are equal in a column of a type.
 
     In `numeric` 10.0 and 10.00 are equal, in `interval` a day and 24 hours, in `jsonb` documents
     with such numbers, in `citext` what differs in case only. What is not known is not exact,
@@ -142,5 +149,8 @@ def _holds_numeric(wide: str, narrow: str) -> bool:
 
 
 def _element(type_: ValueType) -> str:
-    """Return the type of an array's elements; an array of arrays has more dimensions, which its type does not say."""
+    """Return the type of an array's elements.
+
+    An array of arrays has more dimensions, which its type does not say.
+    """
     return column_type(type_).removesuffix("[]")

@@ -1,4 +1,4 @@
-"""Applies the staged changes of a table to the table, in one transaction with the record that it has them.
+"""Applies the staged changes of a table, in one transaction with the record that it has them.
 
 The transaction locks the table's row in `commits`, and changes nothing else if the table has the
 commit already. Otherwise the rows of each step are copied to a temporary table, and a few
@@ -105,7 +105,10 @@ class PostgresWriter:
             )
 
     def recreate(self, table: StagedTable, guard: SendGuard) -> Sequence[tuple[str, str]]:
-        """Replace a table by one without rows; see `TableWriter.recreate`, and `commit` for what is raised."""
+        """Replace a table by one without rows.
+
+        See `TableWriter.recreate`, and `commit` for what is raised.
+        """
         with self._target(table, guard) as target:
             row = target.recreate(commits.lock(target.connection, target.name))
             commits.write(target.connection, target.name, row)
@@ -179,8 +182,8 @@ class PostgresWriter:
                 raise SinkUnavailable(f"{where}: connection lost") from None
         if problem == NOT_PERMITTED:
             raise PermissionMissing(
-                f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; make "
-                f"its schema, or make the role the owner of that schema",
+                f"{where}: role {self._server.user!r} may not make the table {commits.COMMITS}; "
+                "make its schema, or make the role the owner of that schema",
                 remedy=f"CREATE SCHEMA {commits.SCHEMA} AUTHORIZATION {quoted(self._server.user)}",
             )
         if problem is not None:
@@ -287,8 +290,9 @@ class _Application:
             values = wire(column)
             if has_nul(values):
                 raise TableRejected(
-                    f"{self._target.label}: a value of its column {name} has the character NUL, which PostgreSQL's texts "
-                    "cannot have; replace it in the source or with a processor, or leave the column out with a column rule"
+                    f"{self._target.label}: a value of its column {name} has the character NUL, "
+                    "which PostgreSQL's texts cannot have; replace it in the source or with a "
+                    "processor, or leave the column out with a column rule"
                 )
             sent.append(values)
         return copy_rows(sent)

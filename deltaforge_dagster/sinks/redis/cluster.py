@@ -81,7 +81,7 @@ class Cluster:
         self._make_node = make_node
         self._nodes: dict[Address, Node] = {}
         self._slots: dict[int, Address] = {}
-        self._asked: Address | None = None
+        self._asking_address: Address | None = None
 
     @property
     def nodes(self) -> list[Node]:
@@ -98,7 +98,7 @@ class Cluster:
             self._load_map()
         if slot not in self._slots:
             raise SinkUnavailable(f"sink {self._sink_id}: no node of the cluster has slot {slot}")
-        asked, self._asked = self._asked, None
+        asked, self._asking_address = self._asking_address, None
         node = self._node(asked or self._slots[slot])
         node.asking = asked is not None
         return node
@@ -106,14 +106,14 @@ class Cluster:
     def follow(self, redirected: Redirected) -> None:
         """Apply a redirection to the next block (ASK) or to the map (MOVED)."""
         if redirected.asking:
-            self._asked = redirected.address
+            self._asking_address = redirected.address
         else:
             self._slots[redirected.slot] = redirected.address
 
     def forget(self) -> None:
         """Discard the map, so that it is read from the cluster again before the next block."""
         self._slots.clear()
-        self._asked = None
+        self._asking_address = None
 
     def _node(self, address: Address) -> Node:
         if address not in self._nodes:
@@ -121,7 +121,7 @@ class Cluster:
         return self._nodes[address]
 
     def _load_map(self) -> None:
-        """Read the map from the first node that answers; nodes with a connection are tried first."""
+        """Read the map from the first node that answers; connected nodes are tried first."""
         for node in sorted(self.nodes, key=lambda node: node.link is None):
             try:
                 link = node.connected()

@@ -14,7 +14,10 @@ from deltaforge_dagster.config.sinks.base import MessageSinkConfig, check_addres
 _REDIS_SCHEMES = frozenset(
     ["unix", *(f"redis{tls}+{kind}" for tls in ("", "s") for kind in ("sentinel", "cluster"))]
 )
-"""Schemes whose addresses are checked when the sink is created; URLs of other schemes name one host."""
+"""Schemes whose addresses are checked when the sink is created.
+
+URLs of other schemes name one host.
+"""
 
 
 class RedisSinkConfig(MessageSinkConfig):

@@ -55,7 +55,7 @@ class Endpoint:
         self._next: Callable[[], Address] | None = None
         try:
             if match := _MANY.match(uri):
-                uri = self._several(match, limits)
+                uri = self._single_server_uri(match, limits)
             options = parse_url(uri)
             self._class = options.pop("connection_class", redis.Connection)
             # `resp` implements RESP2.
@@ -69,8 +69,8 @@ class Endpoint:
                 "percent-encoded"
             ) from None
 
-    def _several(self, match: re.Match[str], limits: dict[str, object]) -> str:
-        """Store how to choose among the hosts of a URI, and return an equivalent single-server URI."""
+    def _single_server_uri(self, match: re.Match[str], limits: dict[str, object]) -> str:
+        """Store how to choose among a URI's hosts; return an equivalent URI of a single server."""
         kind, path, user = match["kind"], match["path"] or "", match["user"]
         addresses = [_address(host, _PORTS[kind]) for host in match["hosts"].split(",")]
         database = ""

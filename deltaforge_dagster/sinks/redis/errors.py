@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.redis.endpoint import Address
 
-_FOR_NOW = frozenset(
+_TRANSIENT = frozenset(
     [
         "BUSY",
         "CLUSTERDOWN",
@@ -39,7 +39,7 @@ _FOR_NOW = frozenset(
 )
 """Codes of transient errors: the server may accept the same commands later."""
 
-_FOR_NOW_CLASSES = (
+_TRANSIENT_CLASSES = (
     redis.ConnectionError,
     exceptions.ClusterDownError,
     exceptions.ExecAbortError,
@@ -82,8 +82,8 @@ def address(connection: redis.Connection) -> str:
 
 
 def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeError:
-    """Return the `DeltaforgeError` for an error that redis-py raised in a conversation with `where`."""
-    text = f"{where}: {_harmless(str(error))}"
+    """Return the `DeltaforgeError` for an error that redis-py raised in talking to `where`."""
+    text = f"{where}: {_without_arguments(str(error))}"
     if isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):
         return _auth_failed(sink_id, text)
     if isinstance(error, exceptions.NoPermissionError):
@@ -93,7 +93,7 @@ def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeE
     if isinstance(error, exceptions.AskError):
         code = "MOVED" if isinstance(error, exceptions.MovedError) else "ASK"
         return refusal(sink_id, f"{code} {error}", None)
-    if isinstance(error, _FOR_NOW_CLASSES):
+    if isinstance(error, _TRANSIENT_CLASSES):
         return SinkUnavailable(f"sink {sink_id}: {text}")
     return refusal(sink_id, str(error), None)
 
@@ -106,7 +106,7 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
         line: The line without its leading `-`.
         stream: Name of the stream that the refused command writes, or None if unknown.
     """
-    code, text = line.partition(" ")[0], _harmless(line)
+    code, text = line.partition(" ")[0], _without_arguments(line)
     where = f"sink {sink_id}: " + (f"stream {stream!r}: " if stream is not None else "")
     if code in {"NOAUTH", "WRONGPASS"} or "invalid username-password" in line:
         return _auth_failed(sink_id, text)
@@ -119,7 +119,7 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
             f"{where}there is a key of this name that is not a stream; rename or delete it, or "
             "send to another stream"
         )
-    if code in _FOR_NOW or "max number of clients" in line:
+    if code in _TRANSIENT or "max number of clients" in line:
         return SinkUnavailable(f"{where}the server refused for now: {text}")
     kind = TooLarge if any(words in line for words in _TOO_LARGE) else SinkRejected
     return kind(f"{where}the server refused: {text}")
@@ -128,7 +128,7 @@ def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
 def _redirected(where: str, line: str) -> Redirected:
     code, slot, target = line.split(" ")[:3]
     host, _, port = target.rpartition(":")
-    message = f"{where}another node of the cluster has it: {_harmless(line)}"
+    message = f"{where}another node of the cluster has it: {_without_arguments(line)}"
     return Redirected(message, int(slot), (host, int(port)), asking=code == "ASK")
 
 
@@ -147,5 +147,5 @@ def _permission_missing(sink_id: str, text: str, stream: str | None) -> Permissi
     )
 
 
-def _harmless(text: str) -> str:
+def _without_arguments(text: str) -> str:
     return text.partition(", with args")[0][:200]

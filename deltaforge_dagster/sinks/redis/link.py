@@ -1,4 +1,4 @@
-"""One connection to a Redis server for blocks: redis-py sets it up, then its socket is used directly.
+"""One connection to a Redis server for blocks: redis-py sets it up, its socket is used directly.
 
 Blocks (`resp`) and their replies are too large for redis-py to pack and parse, so their bytes
 bypass it. The link also watches the key of a sink's position, knows its own client id on the
@@ -28,7 +28,10 @@ _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout measures progress."""
 
 _NOT_TEXT = b"(not a text)"
-"""Stands for a position key that is not a string: it is not a position, but can be replaced by one."""
+"""Stands for a position key that is not a string.
+
+It is not a position, but can be replaced by one.
+"""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -93,7 +96,7 @@ class RedisLink:
         self._clean = True
 
     def ready_for(self, block: PackedCommands | None) -> bool:
-        """Whether it is connected, everything sent has been answered, and no other block than this one is queued."""
+        """Whether it is connected, everything is answered, and at most this block is queued."""
         return self._clean and (self.queued is None or self.queued is block)
 
     def slots(self) -> list[tuple[range, Address]]:
@@ -126,7 +129,7 @@ class RedisLink:
         return True
 
     def end_others(self, name: str) -> None:
-        """Give this connection `name` and end the others that have it, dropping their partial blocks.
+        """Give this connection `name` and end others that have it, dropping their partial blocks.
 
         Otherwise a run that was suspended within a block and has lost its lease would send the rest
         when it resumes. Without the permission to end connections, only the guard prevents that.
@@ -163,7 +166,10 @@ class RedisLink:
             self.held = _NOT_TEXT
 
     def queue(self, block: PackedCommands, deadline: float) -> None:
-        """Have the server queue a block, also while the one before executes; `deadline` is a monotonic time."""
+        """Have the server queue a block, also while the one before executes.
+
+        `deadline` is a monotonic time.
+        """
         if not self.executing:
             self._expect(block)
         self._clean = False
@@ -215,12 +221,12 @@ class RedisLink:
         """Make calls in another thread fail that are waiting for the server."""
         with contextlib.suppress(OSError):
             # Not the TLS socket's own method: it would discard the other thread's state.
-            socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
+            socket.socket.shutdown(self._raw_socket(), socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; the part of a block that has not left yet never will."""
         with contextlib.suppress(OSError):
-            sock = self._raw()
+            sock = self._raw_socket()
             if self.executing:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 sock.close()
@@ -247,7 +253,7 @@ class RedisLink:
             return ""
         return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()
 
-    def _raw(self) -> socket.socket:
+    def _raw_socket(self) -> socket.socket:
         # redis-py has no public access to the socket of a connection.
         sock: socket.socket | None = self._connection._sock  # noqa: SLF001
         if sock is None:
@@ -257,7 +263,7 @@ class RedisLink:
     @contextlib.contextmanager
     def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
         """Yield a function that returns the socket with its next timeout; translate failures."""
-        sock = self._raw()
+        sock = self._raw_socket()
 
         where = f"sink {self._sink_id}: {self.address}"
         try:
@@ -274,7 +280,7 @@ class RedisLink:
     def _last_words(self) -> str | None:
         """Return the error that the server sent before it closed the connection, or None."""
         with contextlib.suppress(OSError, SinkUnavailable):
-            sock = self._raw()
+            sock = self._raw_socket()
             sock.settimeout(0)
             while (size := sock.recv_into(self._replies.space())) > 0:
                 self._replies.received(size)

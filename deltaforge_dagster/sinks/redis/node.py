@@ -43,7 +43,7 @@ class Node:
         self._connect = connect
         self._send_timeout = send_timeout
         self._use = use
-        self._old: list[Identity] = []
+        self._old_connections: list[Identity] = []
 
     def connected(
         self, watched: str | None = None, block: PackedCommands | None = None
@@ -70,7 +70,8 @@ class Node:
             if self.asking:
                 link.ask()
                 self.asking = False
-        self._use.raise_when_closed()  # `close` may have been called before there was a socket to end
+        # `close` may have been called before there was a socket to end.
+        self._use.raise_when_closed()
         return link
 
     @contextlib.contextmanager
@@ -109,15 +110,15 @@ class Node:
         link, self.link = self.link, None
         if link is not None:
             if link.executing:
-                self._old.append(link.identity)
+                self._old_connections.append(link.identity)
             link.close()
 
     def _end_old_connections(self, link: RedisLink) -> None:
         """Make sure that nothing sent on a broken connection runs after the blocks that follow."""
-        for old in self._old:
+        for old in self._old_connections:
             both_known = old.server and link.identity.server
             if both_known and old.server != link.identity.server:
                 continue  # that server process is gone, with everything that it had not read
             if not (both_known and link.kill(old.client_id)):
                 self._use.closed.wait(_DRAIN_SECONDS)  # not permitted: let it read what has arrived
-        self._old.clear()
+        self._old_connections.clear()

@@ -68,7 +68,7 @@ _MULTI = _command("MULTI")
 _EXEC = _command("EXEC")
 
 EventField = Literal["df-event", "event"]
-"""Name of the field that holds the envelope; a field named `event` is the first one of the entry."""
+"""Name of the field that holds the envelope; a field named `event` is the first of the entry."""
 
 # Parts of a command that are the same for every message.
 _BEFORE_KEY = _bytes(_bulk("df-key"))
@@ -107,7 +107,7 @@ _LAYOUTS: dict[EventField, _Layout] = {
 
 @dataclass(frozen=True, slots=True)
 class PositionKey:
-    """How blocks keep a position: they set `key` to the text that `text` returns for their last row.
+    """How blocks keep a position: they set `key` to what `text` returns for their last row.
 
     The key expires after `seconds`, or never if that is None.
     """
@@ -175,7 +175,7 @@ def pack_blocks(
         if stop != fits:
             _, size = _measure(columns, layout, len(tail), start, stop, _NO_LIMIT)
         position = None if keeping is None else keeping.text(stop - 1)
-        end = _EXEC if position is None or keeping is None else _keep(keeping, position)
+        end = _EXEC if position is None or keeping is None else _final_commands(keeping, position)
         size += len(_MULTI)
         buffers.reverse()
         if len(buffers[0]) < size:
@@ -188,7 +188,7 @@ def pack_blocks(
         start = stop
 
 
-def _keep(keeping: PositionKey, position: str) -> bytes:
+def _final_commands(keeping: PositionKey, position: str) -> bytes:
     """Return the final commands of a block that keeps a position."""
     key, seconds = keeping.key, keeping.seconds
     expiry = () if seconds is None else ("EX", str(seconds))
@@ -196,7 +196,8 @@ def _keep(keeping: PositionKey, position: str) -> bytes:
     return kept + _EXEC + _command("WATCH", key) + _command("GET", key)
 
 
-# One message on the wire; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal length:
+# One message on the wire; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal
+# length:
 #
 #   *#n; $4;XADD; $#;<destination>; $1;*;
 #   $8;event_id;          $#;<event_id>;
@@ -206,8 +207,9 @@ def _keep(keeping: PositionKey, position: str) -> bytes:
 #   $10;df-headers;       $#;<headers>;             only if headers are not null
 #   $9;df-replay;         $#;<run id>;              only in a replay: `tail`, the same in all rows
 #
-# n is the number of strings: 11, plus 2 for each of the last two lines. There is no MAXLEN, so nothing
-# is trimmed. If the envelope's field is named `event`, its line comes before the one of event_id.
+# n is the number of strings: 11, plus 2 for each of the last two lines. There is no MAXLEN, so
+# nothing is trimmed. If the envelope's field is named `event`, its line comes before the one of
+# event_id.
 
 
 @kernel

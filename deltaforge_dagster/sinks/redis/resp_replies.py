@@ -106,10 +106,11 @@ class Verdict:
 
 
 class Replies:
-    """Parses the replies to blocks incrementally, one block after the other, wherever the received bytes are cut.
+    """Parses the replies to blocks incrementally, one block after the other.
 
-    Call `expect`, then receive into `space()` and call `received(n)` until it returns a verdict.
-    What was received after the reply to the block belongs to the next one.
+    The received bytes may be cut anywhere. Call `expect`, then receive into `space()` and call
+    `received(n)` until it returns a verdict. What was received after the reply to the block belongs
+    to the next one.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class Replies:
         self._end = 0
 
     def expect(self, rows: int, *, keeping: bool = False) -> None:
-        """Begin with the next block, of `rows` XADDs; `keeping` says whether it keeps a position."""
+        """Begin the next block, of `rows` XADDs; `keeping` says whether it keeps a position."""
         read = int(self._state[_AT])
         self._buffer[: self._end - read] = self._buffer[read : self._end].copy()
         self._end -= read
@@ -158,7 +159,7 @@ class Replies:
         _scan(self._buffer, self._end, self._commands, self._replies, self._state)
 
     def so_far(self) -> Verdict:
-        """Return the verdict on the bytes so far, such as an error sent before the connection broke."""
+        """Return the verdict so far, such as an error sent before the connection broke."""
         answered = self._state[_OUTCOME] == _ANSWERED
         executed = bool(answered and not self._state[_ABORTED])
         held = None

@@ -80,7 +80,7 @@ class _Delivery:
 
     @property
     def ordinal(self) -> int:
-        """The block's first ordinal; a message that is too large for others is alone in its block."""
+        """The block's first ordinal; a message too large for others is alone in its block."""
         return cast("int", self.batch.messages.column("ordinal")[self.block.start].as_py())
 
     def next_block(self) -> resp.PackedCommands | None:
@@ -257,7 +257,7 @@ class RedisSink:
         return [self._server] if self._cluster is None else self._cluster.nodes
 
     def _as_cluster(self) -> Cluster:
-        """Return the cluster to which the server belongs; it is created once in the sink's lifetime."""
+        """Return the server's cluster, which is created once in the sink's lifetime."""
         if self._position_key is not None and self._hash_tag is None:
             raise SinkRejected(
                 f"sink {self._sink_id}: exactly_once needs all streams in one slot of a Redis "
@@ -280,9 +280,9 @@ class RedisSink:
         return self._cluster.node_of(slot)
 
     def _send_to_slots(self, batch: SinkBatch, guard: SendGuard) -> None:
-        """Send to one slot after the other; all messages before an undeliverable change are sent."""
+        """Send to one slot after another; all messages before an undeliverable change are sent."""
         parts = by_slot(batch)
-        failure = self._elsewhere(parts) if batch.origin is not None else None
+        failure = self._other_slot_error(parts) if batch.origin is not None else None
         for slot, part in parts:
             rows = part.messages
             if failure is not None:
@@ -296,7 +296,7 @@ class RedisSink:
         if failure is not None:
             raise failure
 
-    def _elsewhere(self, parts: list[tuple[int, SinkBatch]]) -> Undeliverable | None:
+    def _other_slot_error(self, parts: list[tuple[int, SinkBatch]]) -> Undeliverable | None:
         """Return the error for the first message outside the position's slot, or None."""
         if (key := self._key()) is None:
             return None
@@ -339,7 +339,7 @@ class RedisSink:
             except TooLarge as error:
                 raise Undeliverable(str(error), delivery.ordinal, "too_large") from error
             except SinkUnavailable as error:
-                if not self._goes_elsewhere(delivery, error):
+                if not self._follow_redirection(delivery, error):
                     self._wait_or_raise(next(waits, None), error)
             else:
                 return delivery.next_block()
@@ -352,7 +352,7 @@ class RedisSink:
         arrived = delivery.sent and link.held == block.position  # only the acknowledgement was lost
         if not (keeping and arrived):
             if keeping and link.held != self._held:
-                raise self._moved()
+                raise self._position_moved()
             self._take_over(node, delivery.batch, guard)
             deadline = time.monotonic() + self._batch_timeout
             if link.queued is None:
@@ -367,11 +367,11 @@ class RedisSink:
             if verdict.error is not None:
                 raise self._refused(verdict, delivery)
             if not verdict.executed:
-                raise self._moved()
+                raise self._position_moved()
         if keeping:
             self._held = block.position
 
-    def _goes_elsewhere(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
+    def _follow_redirection(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
         """Update the cluster's slot map from the error; return whether to retry without a wait."""
         if self._cluster is None:
             return False
@@ -391,7 +391,7 @@ class RedisSink:
             guard()  # a run that has lost its lease must not end its successor's connection
             node.end_others(self._name)
 
-    def _moved(self) -> PositionMoved:
+    def _position_moved(self) -> PositionMoved:
         return PositionMoved(
             f"sink {self._sink_id}: key {self._key()!r} is not what this run left there: "
             "another sender is at work, or the server has lost data"

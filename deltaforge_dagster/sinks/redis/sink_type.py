@@ -62,7 +62,7 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
     def preflight(
         self, config: RedisSinkConfig, context: SinkContext, names: Sequence[str]
     ) -> list[Finding]:
-        """Check that the server answers, and that the user may write the streams that the file names."""
+        """Check that the server answers, and the user may write the streams that the file names."""
         subject = f"sink {config.id}"
         seconds = connect_seconds(config.connect_timeout_secs)
         sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
@@ -95,7 +95,7 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
 
     def warm(self) -> None:
         """Compile the kernels that pack commands and read replies."""
-        from deltaforge_dagster.sinks.redis import resp, resp_replies  # noqa: PLC0415 - have kernels
+        from deltaforge_dagster.sinks.redis import resp, resp_replies  # noqa: PLC0415 - kernels
 
         resp.warm()
         resp_replies.warm()

@@ -1,1 +1,4 @@
-"""Registers the schemas of messages: `client` asks a registry, `sink` writes ids into messages, `preflight` looks before a run."""
+"""Registers the schemas of messages.
+
+`client` asks a registry, `sink` writes ids into messages, and `preflight` checks before a run.
+"""

@@ -59,12 +59,13 @@ class SchemaRegistryClient:
             PermissionMissing: The user may not register the schema.
         """
         content = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
-        answer = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", content)
+        answer = self._request("POST", f"/subjects/{quote(subject, safe='')}/versions", content)
         if answer.status_code == _INCOMPATIBLE:
             raise SinkRejected(
-                f"{self._where} refuses the new schema of subject {subject!r}, because it is not compatible with an "
-                f"earlier one{_said(answer)}; set another compatibility for the subject (PUT /config/{subject}), or send to "
-                "another topic; nothing is sent until then"
+                f"{self._where} refuses the new schema of subject {subject!r}, because it is not "
+                f"compatible with an earlier one{_message(answer)}; set another compatibility for "
+                f"the subject (PUT /config/{subject}), or send to another topic; "
+                "nothing is sent until then"
             )
         self._check(answer, f"register a schema under subject {subject!r}")
         reply = self._content(answer)
@@ -75,7 +76,7 @@ class SchemaRegistryClient:
 
     def subjects(self) -> list[str]:
         """Return the names of all subjects that the user may see; raises what `register` raises."""
-        answer = self._ask("GET", "/subjects")
+        answer = self._request("GET", "/subjects")
         self._check(answer, "list subjects")
         reply = self._content(answer)
         if not isinstance(reply, list):
@@ -83,13 +84,16 @@ class SchemaRegistryClient:
         return [str(subject) for subject in reply]
 
     def compatibility(self, subject: str | None) -> str | None:
-        """Return the compatibility of a subject, or with None the registry's own; None if it does not tell this user."""
+        """Return the compatibility of a subject, or with None the registry's own.
+
+        Return None if the registry does not tell this user.
+        """
         path = (
             "/config"
             if subject is None
             else f"/config/{quote(subject, safe='')}?defaultToGlobal=true"
         )
-        answer = self._ask("GET", path)
+        answer = self._request("GET", path)
         if answer.status_code != httpx.codes.OK:
             return None
         reply = self._content(answer)
@@ -106,7 +110,7 @@ class SchemaRegistryClient:
         if client is not None:
             client.close()
 
-    def _ask(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         try:
             return self._connected().request(method, f"{self._url}{path}", content=content)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: closed meanwhile
@@ -118,12 +122,19 @@ class SchemaRegistryClient:
             if self._client is None:
                 user, password = self._encoding.username, self._encoding.password
                 self._client = httpx.Client(
-                    auth=None if user is None or password is None else (user, password.get_secret_value()),
-                    headers={"accept": f"{_MEDIA_TYPE}, application/json", "content-type": _MEDIA_TYPE},
+                    auth=(
+                        None
+                        if user is None or password is None
+                        else (user, password.get_secret_value())
+                    ),
+                    headers={
+                        "accept": f"{_MEDIA_TYPE}, application/json",
+                        "content-type": _MEDIA_TYPE,
+                    },
                     timeout=httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS),
                     verify=self._trusted(),
                     follow_redirects=False,
-                )  # fmt: skip
+                )
             return self._client
 
     def _trusted(self) -> ssl.SSLContext | bool:
@@ -133,14 +144,15 @@ class SchemaRegistryClient:
             return ssl.create_default_context(cafile=self._encoding.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(
-                f"{self._where}: ca_file {self._encoding.ca_file} cannot be read as certificates ({error})"
+                f"{self._where}: ca_file {self._encoding.ca_file} cannot be read as certificates "
+                f"({error})"
             ) from error
 
     def _check(self, answer: httpx.Response, what: str) -> None:
         status = answer.status_code
         if status == httpx.codes.OK:
             return
-        text = f"{self._where} does not {what}: HTTP {status}{_said(answer)}"
+        text = f"{self._where} does not {what}: HTTP {status}{_message(answer)}"
         if status == httpx.codes.UNAUTHORIZED:
             raise AuthFailed(f"{text} (encoding.username, encoding.password)")
         if status == httpx.codes.FORBIDDEN:
@@ -149,7 +161,7 @@ class SchemaRegistryClient:
             raise SinkRejected(text)
         if status in {408, 425, 429} or status >= httpx.codes.INTERNAL_SERVER_ERROR:
             raise SinkUnavailable(text)
-        raise self._no_registry(f"HTTP {status}{_said(answer)}")
+        raise self._no_registry(f"HTTP {status}{_message(answer)}")
 
     def _content(self, answer: httpx.Response) -> Any:
         try:
@@ -159,11 +171,12 @@ class SchemaRegistryClient:
 
     def _no_registry(self, why: str) -> DeltaforgeError:
         return SinkRejected(
-            f"{self._where} does not answer as a schema registry does: {why}; check encoding.schema_registry_url"
+            f"{self._where} does not answer as a schema registry does: {why}; "
+            "check encoding.schema_registry_url"
         )
 
 
-def _said(answer: httpx.Response) -> str:
+def _message(answer: httpx.Response) -> str:
     """Return the registry's message."""
     with suppress(ValueError, AttributeError):
         message = json.loads(answer.content).get("message")

@@ -14,7 +14,7 @@ from deltaforge_dagster.sources.findings import Finding
 
 
 def findings(sink_id: str, encoding: AvroEncoding, names: Sequence[str]) -> list[Finding]:
-    """Return whether the registry answers and accepts the login, and which compatibility it demands.
+    """Return whether a registry answers and accepts the login, and which compatibility it demands.
 
     Args:
         sink_id: The sink.

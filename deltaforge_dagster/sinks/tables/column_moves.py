@@ -17,8 +17,8 @@ from deltaforge_dagster.state.identities import dropped_name, is_certain
 def uncertain_column(label: str, name: str, resync_command: str) -> TableRejected:
     """Return the error for a table if it is uncertain whether a column existed before."""
     return TableRejected(
-        f"{label}: the columns of the source's table have changed, and whether its column {name} is one that "
-        f"was there before is not known; have the table loaded again",
+        f"{label}: the columns of the source's table have changed, and whether its column {name} "
+        "is one that was there before is not known; have the table loaded again",
         remedy=resync_command,
     )
 
@@ -67,8 +67,8 @@ class TableColumns:
                     for new_name in new_names.values()
                 ):
                     raise TableRejected(
-                        f"{label}: the source has renamed column {old} to {new}, and the table has another column "
-                        f"{new}; have the table loaded again",
+                        f"{label}: the source has renamed column {old} to {new}, and the table "
+                        f"has another column {new}; have the table loaded again",
                         remedy=resync_command,
                     )
                 # The columns have each other's names: one of them gets a temporary name meanwhile.

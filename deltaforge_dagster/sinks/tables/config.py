@@ -66,7 +66,8 @@ def _source_table(name: str) -> str:
     schema, dot, table = name.partition(".")
     if not (schema and dot and table):
         raise ValueError(
-            f"names the table {name!r} (write schema.table, or database.table if the source has no schemas)"
+            f"names the table {name!r} (write schema.table, or database.table if the source has no "
+            "schemas)"
         )
     return name
 
@@ -190,7 +191,9 @@ class TableSinkConfig(StagedSinkConfig):
     `schema.table` to a list of columns. They must identify a row.
     """
     commit_seconds: Seconds = 60.0
-    """A commit is made when its oldest change has waited for this long, or `commit_changes` wait."""
+    """A commit is made when its oldest change has waited for this long,
+    or `commit_changes` wait.
+    """
     commit_changes: Count = 1_000_000
     """A commit is made when so many changes wait. It has no more, unless a single segment has."""
 

@@ -10,8 +10,8 @@ RESYNC = (
 """For an option that decides how rows are written."""
 
 MOVED = (
-    "later changes go there; tables that are new there need a resync, because they lack the rows that "
-    "are delivered already (deltaforge resync PIPELINE --sink SINK)"
+    "later changes go there; tables that are new there need a resync, because they lack the rows "
+    "that are delivered already (deltaforge resync PIPELINE --sink SINK)"
 )
 """For an option that decides where tables are."""
 

@@ -8,15 +8,16 @@ columns of `META` that only a changelog has (`LOGGED`). The files of a step cont
 which `df_absent` names the columns whose values the change does not have (unchanged TOAST values,
 columns that only other table versions have):
 
-``changelog``  every change, `df_op` being its operation: `c`, `u`, `d`, `r`, or `t` for a truncate, which has no values.
-               There is one step.
-``current``    one row per key, the last: `df_op` is `u` (insert or update) or `d` (delete; only the key is sure to be
-               there, and `df_absent` is null). An update that changes its key is a delete of the old and an update of
-               the new key.
-``history``    the versions of each key, with the columns of `VALIDITY` too. `df_op` is `u` for a version that begins,
-               or `d` for the end of the version that the table has: it is then the first row of its key in the step.
-               For a key's first row in a step, columns in `df_absent` are those of the version that the table has;
-               other rows lack none unless the first does.
+``changelog``  every change, `df_op` being its operation: `c`, `u`, `d`, `r`, or `t` for a truncate,
+               which has no values. There is one step.
+``current``    one row per key, the last: `df_op` is `u` (insert or update) or `d` (delete; only the
+               key is sure to be there, and `df_absent` is null). An update that changes its key is
+               a delete of the old and an update of the new key.
+``history``    the versions of each key, with the columns of `VALIDITY` too. `df_op` is `u` for a
+               version that begins, or `d` for the end of the version that the table has: it is then
+               the first row of its key in the step. For a key's first row in a step, columns in
+               `df_absent` are those of the version that the table has; other rows lack none unless
+               the first does.
 
 Keys that have only a snapshot's row in a step form a step of their own (`StagedStep.reads`), before
 the step with the other keys, so that this part can be added without comparing it with each row of

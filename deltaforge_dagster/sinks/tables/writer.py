@@ -211,8 +211,8 @@ def other_source(label: str, current: str, source: str) -> TableRejected:
 def column_gone(label: str, column: str, command: str) -> TableRejected:
     """Return the error for a column that the table has lost; see `table_gone`."""
     return TableRejected(
-        f"{label}: its column {column} is gone, with what rows had in it, though neither the source nor the sink has dropped it; "
-        "have the table loaded again",
+        f"{label}: its column {column} is gone, with what rows had in it, though neither the "
+        "source nor the sink has dropped it; have the table loaded again",
         remedy=command,
     )
 
@@ -224,8 +224,8 @@ def column_changed(label: str, column: str, types: tuple[str, str], command: str
     """
     after, before = types
     return TableRejected(
-        f"{label}: its column {column} had the type {before} and has {after}, which may not hold what rows had in it; have the "
-        "table loaded again",
+        f"{label}: its column {column} had the type {before} and has {after}, which may not hold "
+        "what rows had in it; have the table loaded again",
         remedy=command,
     )
 

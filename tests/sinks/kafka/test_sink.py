@@ -497,7 +497,7 @@ def test_a_long_transaction_is_divided(
     kafka_server: KafkaServer, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before brokers could end a slow transaction it is committed with its own position."""
-    monkeypatch.setattr("deltaforge_dagster.sinks.kafka.transactions._PART", 1e9)
+    monkeypatch.setattr("deltaforge_dagster.sinks.kafka.transactions._TIMEOUT_DIVISOR", 1e9)
     monkeypatch.setattr("deltaforge_dagster.sinks.kafka.client._GUARD_SECONDS", 1e9)
     sink = KafkaSink("out", kafka_server.brokers, transactional_id=kafka_topic)
     sink.open()
@@ -533,7 +533,7 @@ def test_parts_of_a_transaction(kafka_server: KafkaServer, kafka_topic: str) -> 
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("deltaforge_dagster.sinks.kafka.sink.PIECE_ROWS", 15_000)
-        patched.setattr("deltaforge_dagster.sinks.kafka.transactions._PART", 1e9)
+        patched.setattr("deltaforge_dagster.sinks.kafka.transactions._TIMEOUT_DIVISOR", 1e9)
         patched.setattr("deltaforge_dagster.sinks.kafka.client._GUARD_SECONDS", 1e9)
         guard, _ = refuse_from(6, LeaseLost("gone"))  # piece, commit, piece, commit, piece
         with pytest.raises(LeaseLost):

@@ -175,7 +175,7 @@ def test_a_lost_connection_delivers_amid_a_block(
         amid(1, before, deliver_late),
         noticed,
     ):
-        patch.setattr(session, "_ANSWERED_EVERY", every)
+        patch.setattr(session, "_ANSWER_INTERVAL", every)
         make_sink().send(whole, allow)
 
     assert values(nats_admin, nats_stream) == list(range(20))
