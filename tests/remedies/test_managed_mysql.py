@@ -36,7 +36,7 @@ spec:
   source: {{type: mysql, config: {{id: shop, dsn: "{dsn}", tables: [shop.orders]}}}}
   sinks:
     - {{type: postgres, config: {{id: copy, dsn: "{copy}", table: "copied.${{source.table}}", commit_seconds: 0.1}}}}
-  engine: {{run: {{idle_seconds: 1, lease_seconds: 20, renew_seconds: 1}}}}
+  engine: {{run: {{idle_seconds: 600, lease_seconds: 20, renew_seconds: 1}}}}
 """
 DOCS = Path(__file__).parents[2] / "docs"
 SERVICE = "Amazon RDS for MySQL"
