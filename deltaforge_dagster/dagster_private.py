@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 RUN_MODULES = ("dagster._cli.api", "dagster._core.storage.sqlite_storage")
-"""Modules that a run would import when it first needs them; the second for one machine's storage."""
+"""Modules that a run would import when it first needs them; storage on one machine included."""
 
 DAEMON_MODULES = ("dagster._cli", *RUN_MODULES, "dagster._daemon.cli", "dagster._grpc.proxy_server")
 """Modules of Dagster's processes, which `deltaforge dev` imports before it forks them."""

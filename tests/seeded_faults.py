@@ -171,8 +171,8 @@ FAULTS = (
         "postgres-transaction-end",
         "dropped mark",
         "deltaforge_dagster/sources/postgres/decode/decoder.py",
-        "return [self._until(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]",
-        "return [self._until(held, int(tx[TX_END_LSN]), int(tx[TX_XID]))]",
+        "return [self._ending_at(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]",
+        "return [self._ending_at(held, int(tx[TX_END_LSN]), int(tx[TX_XID]))]",
         ("tests/sources/postgres/decode/test_decoder.py",),
         "A transaction whose commit comes with the next piece of the stream has no last change.",
     ),
@@ -229,7 +229,7 @@ FAULTS = (
         "dropped comparison",
         "deltaforge_dagster/sinks/redis/sink.py",
         "            if not verdict.executed:\n"
-        "                raise self._moved()\n"
+        "                raise self._position_moved()\n"
         "        if keeping:\n",
         "        if keeping:\n",
         ("tests/sinks/redis/test_positions.py",),

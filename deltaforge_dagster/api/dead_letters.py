@@ -67,7 +67,7 @@ def ack(loaded: Enabled, context: Context, body: UpTo) -> Acked:
 
 @router.post("/redrive")
 def redrive(loaded: Enabled, context: Context, body: Redrive) -> Redriven:
-    """Have the pipeline's run deliver entries again, in order for each key, with the entries that wait behind them."""
+    """Have the run deliver entries again, in order for each key, with what waits behind them."""
     if body.sink_id is not None and keeps_what_it_has(loaded.spec, body.sink_id):
         raise NotAllowed(
             f"sink {body.sink_id!r} of pipeline {loaded.name!r} writes tables and has no dead "

@@ -27,7 +27,7 @@ def alive() -> str:
 @router.get("/readyz")
 @router.get("/ready", operation_id="ready_by_its_other_name")
 def ready(context: Context) -> Ready:
-    """Return every pipeline with its status; 503 if the state store or the pipelines cannot be read."""
+    """Return every pipeline with its status; 503 if store or pipelines cannot be read."""
     return Ready(pipelines=[info(context.store, pipeline) for pipeline in context.pipelines()])
 
 

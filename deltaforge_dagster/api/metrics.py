@@ -115,7 +115,7 @@ class _Snapshot(Collector):
 
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request, context: Context) -> Response:
-    """Return all metrics in Prometheus text format, or as OpenMetrics if the client accepts that."""
+    """Return all metrics in Prometheus text format, or as OpenMetrics if the client accepts it."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     families = list(collect(context.store, context.pipelines(), _requests.series()))
     return Response(encode(_Snapshot([*families, *_process.collect()])), media_type=content_type)

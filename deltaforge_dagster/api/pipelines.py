@@ -172,7 +172,7 @@ def patch(name: str, changes: _JsonObject, request: Request, context: Context) -
 
 @router.delete("/pipelines/{name}", status_code=HTTPStatus.NO_CONTENT)
 def delete(name: str, context: Context) -> None:
-    """Stop a pipeline that was created through this API, and delete it with its checkpoints and its journal.
+    """Stop a pipeline that this API created, and delete it with its checkpoints and journal.
 
     Its slot and publication stay in the database.
     """

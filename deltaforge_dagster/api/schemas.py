@@ -61,7 +61,7 @@ def table(
     version: Number = None,
     sequence: Number = None,
 ) -> View:
-    """Return one table with its columns: the current version, or the one of a version or sequence number.
+    """Return one table with its columns: the current version, or the one of a given number.
 
     For the current version, what the log does not contain (`default`, `extra`, `nullable`) is read
     from the source's catalog; if that fails, `catalog` has the error.

@@ -108,7 +108,7 @@ class CommitPolicy(Block):
 
 
 class DeadLetterQueue(Block):
-    """How many dead letters a pipeline keeps, for how long, and what happens when the queue is full."""
+    """How many dead letters a pipeline keeps, for how long, and what a full queue means."""
 
     max_entries: Count = 10_000
     """The maximum number of entries."""

@@ -107,7 +107,7 @@ def capture(
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Measure capturing a backlog into the journal: rate, cost, and the limit of receiving the log."""
+    """Measure capturing a backlog into the journal: rate, cost, limit of receiving the log."""
     with progress(quiet=as_json) as say:
         result = measure(source, rows, SHAPES[shape], say, parallel=parallel)
     show(result, f"capture from {source}, {rows:,} changes {shape}", as_json=as_json)

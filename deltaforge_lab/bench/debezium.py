@@ -92,7 +92,7 @@ def debezium(
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Measure Debezium Engine reading a backlog into an empty callback, for comparison (extra `bench`)."""
+    """Measure Debezium Engine reading a backlog into an empty callback (extra `bench`)."""
     with progress(quiet=as_json) as say:
         result = measure(source, rows, SHAPES[shape], say)
     show(result, f"Debezium, {source}, {rows:,} changes {shape}", as_json=as_json)

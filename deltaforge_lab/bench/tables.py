@@ -186,7 +186,7 @@ def changes_of_rows(
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Measure what changes of random rows of a large table cost: 70 % updates, 10 % deletes, 20 % inserts."""
+    """Measure changes of random rows of a large table: 70 % updates, 10 % deletes, 20 % inserts."""
     total = changes + (commits + 1) * commit_changes
     if table_rows < total:
         raise NotAllowed(f"--table-rows must be at least {total:,}, the number of all changes")

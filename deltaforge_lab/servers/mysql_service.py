@@ -54,16 +54,19 @@ _SERVICE = (
     ),
     """
     INSERT INTO mysql.rds_configuration VALUES ('binlog retention hours', NULL,
-        'binlog retention hours specifies the duration in hours before binary logs are automatically deleted.')
+        'binlog retention hours specifies the duration in hours before binary logs are '
+        'automatically deleted.')
     """,
     """
-    CREATE DEFINER = 'rdsadmin'@'localhost' PROCEDURE mysql.rds_set_configuration(given VARCHAR(100), hours INT)
+    CREATE DEFINER = 'rdsadmin'@'localhost'
+    PROCEDURE mysql.rds_set_configuration(given VARCHAR(100), hours INT)
     BEGIN
         IF given <> 'binlog retention hours' THEN
             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'Unknown configuration name';
         END IF;
         IF hours NOT BETWEEN 1 AND 168 THEN
-            SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'binlog retention hours must be NULL or between 1 and 168';
+            SIGNAL SQLSTATE '45000'
+            SET MESSAGE_TEXT = 'binlog retention hours must be NULL or between 1 and 168';
         END IF;
         UPDATE mysql.rds_configuration SET value = hours WHERE name = given;
     END

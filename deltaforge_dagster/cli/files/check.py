@@ -32,7 +32,7 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold re
 
 
 def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
-    """Check the source's settings, grants, log, tables and keys, and each sink; report what is missing.
+    """Check the source (settings, grants, log, tables, keys) and each sink; report what is missing.
 
     Each finding comes with the statement that fixes it. The command changes and writes nothing. The
     exit code is 1 if a problem prevents changes from being captured or delivered, or will soon lose

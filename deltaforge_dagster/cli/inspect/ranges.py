@@ -23,7 +23,7 @@ def ranges(
     limit: Annotated[int, typer.Option(min=1, help="Number of ranges to show, newest first.")] = 20,
     json_output: JsonOption = False,
 ) -> None:
-    """Show the newest ranges: their content, which sinks have them, and what is published in Dagster."""
+    """Show the newest ranges: their content, which sinks have them, what Dagster shows of them."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         rows = store.ranges.read(pipeline, newest_first=True, limit=limit)

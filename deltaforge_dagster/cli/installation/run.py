@@ -161,7 +161,7 @@ def replay(
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Deliver closed ranges to one sink again, with every message marked as a replay; no checkpoint moves.
+    """Deliver closed ranges to one sink again, marked as a replay; no checkpoint moves.
 
     Ranges that the sink does not have yet are delivered in order, without the mark, and move its
     checkpoint; this requires that no run is working on the pipeline. Tables of a lakehouse keep

@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def hold() -> None:
-    """Show a pipeline's held changes; release them once the cause is fixed, or approve a new form."""
+    """Show held changes; release them once the cause is fixed, or approve a new form."""
 
 
 @app.command("list")
@@ -112,7 +112,7 @@ def approve(
     *,
     json_output: JsonOption = False,
 ) -> None:
-    """Approve the forms that a table has had so far; the next run delivers the waiting changes, in order.
+    """Approve the forms that a table has had so far; the next run delivers what waits, in order.
 
     `deltaforge hold list` shows what waits, `deltaforge schemas diff` shows how the forms differ.
     """

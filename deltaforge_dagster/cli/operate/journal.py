@@ -37,7 +37,7 @@ def rebuild(
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Drop a lost journal and capture again, from the committed position, the changes that sinks lack.
+    """Drop a lost journal; capture again, from the committed position, what sinks lack.
 
     No run may hold the pipeline. The new journal continues the numbers of segments and ranges.
     Sinks skip the changes that they have: exactly-once sinks event by event, others by whole

@@ -41,7 +41,7 @@ def maintain(
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Maintain a pipeline's tables now: compact files, let old snapshots expire, delete files that no table uses.
+    """Maintain tables now: compact files, expire old snapshots, delete files that no table uses.
 
     The same is done on the schedule of each sink, by its options under `maintenance`. Runs may
     deliver meanwhile.

@@ -32,7 +32,7 @@ def recover(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Go on after the source's log has lost the pipeline's position: a lost slot, a purged log, another server.
+    """Go on after a loss of the position: a lost slot, a purged log, another server.
 
     Also after the journal has lost what sinks lack, if the source was told that it may forget it.
 

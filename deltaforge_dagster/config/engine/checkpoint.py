@@ -57,7 +57,7 @@ class Seed(Block):
 
 
 class CheckpointOptions(Block):
-    """How often checkpoints are written, what the first one is, and which instance they belong to."""
+    """How often checkpoints are written, what the first one is, and whose they are."""
 
     store: Annotated[Literal["state"], BeforeValidator(_known_store)] = "state"
     """Where checkpoints are kept: in the state store, `DELTAFORGE_STATE_URL`. Any other value is an

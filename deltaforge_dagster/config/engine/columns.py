@@ -43,7 +43,7 @@ _MaskText = Annotated[str, AfterValidator(environment_filled)]
 
 
 class HashedColumns(Block):
-    """Columns whose values become salted hashes: equal values have equal hashes, which reveal nothing else."""
+    """Columns whose values become salted hashes, which reveal only which values are equal."""
 
     columns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
     """Patterns of the columns whose values are replaced by the SHA-256 of salt and value."""

@@ -55,7 +55,11 @@ class RangeLimits(Block):
 
 
 class SegmentLimits(Block):
-    """When a segment ends: as soon as a sink waits for it or sends the segment before it, after `max_ms` at the latest, or when it is large."""
+    """When a segment ends.
+
+    As soon as a sink waits for it or sends the segment before it, after `max_ms` at the latest, or
+    when it is large.
+    """
 
     min_ms: Annotated[int, Field(ge=0)] = 40
     """The minimum time between the ends of two segments, unless a size limit is reached; before
@@ -93,7 +97,7 @@ class DeliverLimits(Block):
 
 
 class JournalLimits(Block):
-    """How large the journal may become, how long it is kept, and when the source may discard its log."""
+    """How large the journal may become, how long it is kept, when the source may discard its log."""
 
     max_bytes: Count = 10 * GIB
     """The maximum size of all segments together.

@@ -23,7 +23,8 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]] = {}  # type: ignore[assignment]
+    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]]  # type: ignore[assignment]
+    yaml_implicit_resolvers = {}
 
 
 for _name, _pattern, _first in (

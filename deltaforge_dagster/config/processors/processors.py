@@ -106,7 +106,7 @@ class OutboxColumns(Block):
 
 
 class OutboxProcessor(Block):
-    """Turns rows of outbox tables, and messages with outbox prefixes, into the events that they contain."""
+    """Turns rows of outbox tables, and messages with outbox prefixes, into their events."""
 
     type: Literal["outbox"]
     id: Name = "outbox"
@@ -205,7 +205,7 @@ class SqlRoute(Block):
 
 
 class SqlProcessor(Block):
-    """Spark SQL over each event: which events pass, which fields are computed or dropped, and the route."""
+    """Spark SQL over each event: which pass, which fields are computed or dropped, the route."""
 
     type: Literal["sql"]
     id: Name = "sql"

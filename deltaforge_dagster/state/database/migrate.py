@@ -51,8 +51,8 @@ def _unknown(version: str) -> str:
     """Return what to do about tables of a version that this code does not know."""
     if re.fullmatch(r"\d{4}", version):
         return (
-            f"its tables are of development version {version}, from before release 0.1.0, and cannot"
-            " be upgraded; use a new store, in which pipelines begin again"
+            f"its tables are of development version {version}, from before release 0.1.0, and"
+            " cannot be upgraded; use a new store, in which pipelines begin again"
         )
     return (
         f"its tables are of version {version}, which this release does not know; a newer release"

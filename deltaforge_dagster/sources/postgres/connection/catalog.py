@@ -288,7 +288,8 @@ def leaves_without_identity(
         f"""
         SELECT DISTINCT n.nspname, c.relname
           FROM unnest(%s::oid[]) AS chosen(oid),
-               LATERAL (SELECT chosen.oid AS oid UNION SELECT relid FROM pg_partition_tree(chosen.oid)) AS leaf
+               LATERAL (SELECT chosen.oid AS oid
+                        UNION SELECT relid FROM pg_partition_tree(chosen.oid)) AS leaf
           JOIN pg_class c ON c.oid = leaf.oid AND c.relkind = 'r'
           JOIN pg_namespace n ON n.oid = c.relnamespace
          WHERE {_BARE}

@@ -341,15 +341,17 @@ def has_changes(
                                AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s)
                     OR max(lsn) > %(after)s::pg_lsn AND bool_or(CASE
                        WHEN get_byte(data, 0) IN (66, 67, 79, 82, 89) THEN false  -- B C O R Y
-                       WHEN get_byte(data, 0) IN (68, 73, 85)                     -- D I U: an OID follows
-                       THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%(foreign)s)
-                       WHEN get_byte(data, 0) = 77                                -- M: flags, LSN, prefix
+                       WHEN get_byte(data, 0) IN (68, 73, 85)  -- D I U: an OID follows
+                       THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8
+                            = ANY (%(foreign)s)
+                       WHEN get_byte(data, 0) = 77  -- M: flags, LSN, prefix
                        THEN get_byte(data, 1) = 1
                             AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s
                        ELSE true END) AS counts
                   FROM pg_logical_slot_peek_binary_changes(
                     %(slot)s, NULL, %(most)s,
-                    'proto_version', '1', 'publication_names', quote_ident(%(publication)s){options})
+                    'proto_version', '1',
+                    'publication_names', quote_ident(%(publication)s){options})
                  GROUP BY xid) AS transactions
             """,  # noqa: S608 - of two constants
             {
