@@ -1,4 +1,4 @@
-"""A kind of source in a package of its own: it reads a file of JSON lines, to which an application appends.
+"""A kind of source in a package of its own: it reads a growing file of JSON lines.
 
 A line is a new row: `{"table": "orders", "ts_ms": 1767225600000, "row": {"id": 1, "v": "a"}}`.
 """

@@ -1,4 +1,4 @@
-"""A Dagster project beside DeltaForge: assets that are made of lake tables, on the Spark server that writes these."""
+"""A Dagster project beside DeltaForge: assets made of lake tables, on the same Spark server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sell something: make the shop's SQLite file if there is none, and add orders of random customers to it.
+"""Sell something: add orders of random customers to the shop's SQLite file.
 
 python shop.py FILE [ORDERS]
 """
@@ -13,7 +13,8 @@ from contextlib import closing
 _TABLES = """
 PRAGMA journal_mode = WAL;
 CREATE TABLE IF NOT EXISTS customers (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, customer INTEGER NOT NULL, cents INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS orders
+  (id INTEGER PRIMARY KEY, customer INTEGER NOT NULL, cents INTEGER NOT NULL);
 INSERT OR IGNORE INTO customers VALUES (1, 'Ada'), (2, 'Grace'), (3, 'Edsger');
 """
 

@@ -2,9 +2,10 @@
 
     python examples/workers/cache_worker.py redis://localhost:6379
 
-Workers share the stream as members of the consumer group `cache-workers`; start as many as you like.
-An entry is acknowledged once its keys are gone; what a worker had and did not acknowledge, because it
-died, is taken over after a minute. Deleting a key twice does no harm, so delivery at least once is enough.
+Workers share the stream as members of the consumer group `cache-workers`; start as many as you
+like. An entry is acknowledged once its keys are gone; what a worker had and did not acknowledge,
+because it died, is taken over after a minute. Deleting a key twice does no harm, so delivery at
+least once is enough.
 """
 
 from __future__ import annotations

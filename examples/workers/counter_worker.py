@@ -8,9 +8,9 @@
     stats:orders:channel:{day}   how many came through each channel
     alerts:high_value_orders     the last 100 large orders, newest first
 
-Hours are UTC, `2026:3:9:14`, and those of the changes, not of the counting. An entry is counted in one
-transaction with the place in the stream: a worker that is started again goes on where it stood. The
-stream has a change at least once; where twice is wrong, set `exactly_once: true` on the sink.
+Hours are UTC, `2026:3:9:14`, and those of the changes, not of the counting. An entry is counted in
+one transaction with the place in the stream: a worker that is started again goes on where it stood.
+The stream has a change at least once; where twice is wrong, set `exactly_once: true` on the sink.
 """
 
 from __future__ import annotations

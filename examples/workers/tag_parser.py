@@ -1,4 +1,4 @@
-"""Reads messages of compliance-audit-trail.yaml, one on each line, and prints their tags as objects.
+"""Reads messages of compliance-audit-trail.yaml, one a line, and prints their tags as objects.
 
     kcat -b localhost:9092 -t audit.trail.events -C -e | python examples/workers/tag_parser.py
 

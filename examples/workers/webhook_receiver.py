@@ -1,9 +1,9 @@
-"""A receiver for webhooks.yaml: verifies signatures, drops what it has seen, and prints each change as a line.
+"""A receiver for webhooks.yaml: verifies signatures, drops repetitions, prints each change.
 
     WEBHOOK_SECRET=... python examples/workers/webhook_receiver.py --port 8080
 
-A real receiver stores the idempotency keys in the same transaction as what it does with the change. This one
-remembers the last hundred thousand.
+A real receiver stores the idempotency keys in the same transaction as what it does with the change.
+This one remembers the last hundred thousand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MOST_AGE = 300
-"""Seconds after which a signature no longer counts, so that nobody can send an old request again later."""
+"""Seconds after which a signature no longer counts, so that no old request can be repeated."""
 
 MOST_KEYS = 100_000
 

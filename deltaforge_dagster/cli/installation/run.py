@@ -164,7 +164,7 @@ def replay(
     """Deliver closed ranges to one sink again, marked as a replay; no checkpoint moves.
 
     Ranges that the sink does not have yet are delivered in order, without the mark, and move its
-    checkpoint; this requires that no run is working on the pipeline. Tables of a lakehouse keep
+    checkpoint; this requires that no run is working on the pipeline. Tables and object files keep
     what they have: nothing is written to them again. With --reprocess the sink must already have
     the ranges; the journal keeps its recorded content.
     """

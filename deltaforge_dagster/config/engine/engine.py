@@ -97,7 +97,7 @@ class DeliverLimits(Block):
 
 
 class JournalLimits(Block):
-    """How large the journal may become, how long it is kept, when the source may discard its log."""
+    """How large the journal may become, how long it is kept, what the source may discard."""
 
     max_bytes: Count = 10 * GIB
     """The maximum size of all segments together.

@@ -22,9 +22,11 @@ DocumentPath = tuple[str | int, ...]
 _TAG = "tag:yaml.org,2002:"
 
 
+_Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
+
+
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]]  # type: ignore[assignment]
-    yaml_implicit_resolvers = {}
+    yaml_implicit_resolvers = _Resolvers()
 
 
 for _name, _pattern, _first in (

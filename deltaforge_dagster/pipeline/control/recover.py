@@ -211,7 +211,8 @@ def _check_delivered(store: StateStore, row: PipelineRow, messages: Sequence[str
             raise NotAllowed(
                 f"sink {sink} lacks {pluralize(behind, 'segment')} that were captured before, and "
                 "would never get them; let it have them first "
-                f"(deltaforge run {row.name} --until-caught-up), or detach it"
+                f"(deltaforge run {row.name} --until-caught-up), or remove the sink "
+                "from the file"
             )
     kept = [hold.subject for hold in store.holds.read(row.name) if hold.state != "journaled"]
     if messages and kept:
