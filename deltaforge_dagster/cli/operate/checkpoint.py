@@ -93,8 +93,8 @@ def reset(
     """Move one sink to another place in the journal, or reset the whole pipeline.
 
     No run may hold the pipeline. Moving back delivers changes again, without marking them as a
-    replay. Moving forward skips changes: the sink never gets them. Tables and object files skip what
-    they have.
+    replay. Moving forward skips changes: the sink never gets them. Tables and object files skip
+    what they have.
 
     With --all, a replication slot that can no longer be read is dropped and created again. On a
     terminal, the command lists what it will delete and asks for confirmation.
