@@ -185,7 +185,7 @@ def delete(name: str, context: Context) -> None:
             end_run(context.store, name)
             remove(context.store, context.journal, name)
         except NotAllowed as error:
-            raise PipelineBusy(f"{error}; it is being stopped, try again") from error
+            raise PipelineBusy(str(error)) from error
     context.reload()
 
 

@@ -37,7 +37,7 @@ def end_run(store: StateStore, name: str, seconds: float = _END_SECONDS) -> None
         if time.monotonic() >= deadline:
             raise NotAllowed(
                 f"pipeline {name!r} is held by run {lease.run_id}, which does not end;"
-                " end it, then try again"
+                " it is asked to stop, so end it or try again later"
             )
         time.sleep(0.5)
 

@@ -96,7 +96,7 @@ class DeltaMaintenance:
         now: datetime,  # noqa: ARG002
         retention_hours: int,
     ) -> Sequence[str]:
-        """Return the statement; Delta cleans its log itself."""
+        """Return the statement that deletes files no version needs; Delta prunes its own log."""
         return (f"VACUUM {self.dialect.table(destination)} RETAIN {retention_hours} HOURS",)
 
 
