@@ -55,7 +55,7 @@ class Confirmer:
         assert row is not None
         checkpoints = self._store.checkpoints.read(self._loaded.name)
         holds = self._store.holds.read(self._loaded.name)
-        early = self._policy.confirms_early(row, checkpoints)
+        early = self._policy.confirms_early(row, checkpoints, last=last)
         position = committed_position(self._loaded.spec, row, checkpoints, holds, undelivered=early)
         delivered = not any(segments_behind(row, checkpoint) for checkpoint in checkpoints.values())
         journaled = early or self._loaded.spec.spec.engine.journal.confirm == "captured"

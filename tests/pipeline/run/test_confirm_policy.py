@@ -138,6 +138,21 @@ def test_what_the_journal_has_is_confirmed_once_too_much_is_retained(
     assert pipeline.confirmed(SourceLog(0.0, 0, retained=MIB, unconfirmed=MIB)) == position(4)
 
 
+def test_it_ends_with_the_run_whose_sinks_have_caught_up(
+    confirming: Callable[[str], Confirming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was decided a moment ago: no run may follow that would say so."""
+    pipeline = confirming(DURABLE)
+    pipeline.confirmed(TOO_MUCH)
+    monkeypatch.setattr(confirm_policy, "_DECIDE_SECONDS", 1000.0)
+    pipeline.confirmed()
+    pipeline.deliver(3)
+    pipeline.confirmed()
+    assert pipeline.early() is not None
+    pipeline.confirmer.confirm(None, last=True)
+    assert pipeline.early() is None
+
+
 def test_it_does_not_go_back_and_forth(
     confirming: Callable[[str], Confirming], monkeypatch: pytest.MonkeyPatch
 ) -> None:
