@@ -206,10 +206,10 @@ FAULTS = (
     Fault(
         "turso-last-row",
         "boundary",
-        "deltaforge_dagster/sources/turso/modes/polling.py",
+        "deltaforge_dagster/sources/turso/polling.py",
         'begin, bounds = (">=", _LOWEST) if after is None else (">", after)',
         'begin, bounds = ">=", _LOWEST if after is None else after',
-        ("tests/sources/turso/modes/test_polling.py",),
+        ("tests/sources/turso/test_polling.py",),
         "The newest row of each table comes again at every poll.",
     ),
     Fault(

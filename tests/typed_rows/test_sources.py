@@ -21,8 +21,8 @@ from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.types import ISO_TIMESTAMPS
 from deltaforge_dagster.sources.registry import source_types
-from deltaforge_dagster.sources.turso.decode.values import row_image
-from deltaforge_dagster.sources.turso.schema.definitions import definition
+from deltaforge_dagster.sources.turso.schema import definition
+from deltaforge_dagster.sources.turso.values import row_image
 from deltaforge_dagster.tables import TableSchema
 from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema, typed_schema

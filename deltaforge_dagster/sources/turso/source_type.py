@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
@@ -10,10 +11,10 @@ from pydantic import SecretStr
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources import value_types as types
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
 from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.position import TursoPosition
-from deltaforge_dagster.sources.turso.value_types import value_type
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.tables import Column
 
@@ -22,6 +23,29 @@ if TYPE_CHECKING:  # they need the client library and Arrow
 
     from deltaforge_dagster.sources.turso.read_view import TursoReadView
     from deltaforge_dagster.sources.turso.source import TursoSource
+
+_BYTES = replace(types.BINARY, form="text")
+
+_AFFINITIES = (
+    (("INT",), types.INT64),
+    (("CHAR", "CLOB", "TEXT"), types.TEXT),
+    (("BLOB",), _BYTES),
+    (("REAL", "FLOA", "DOUB"), types.FLOAT64),
+)
+"""Types by a column's affinity ("Datatypes In SQLite", section 3.1).
+
+In SQLite's order: the first whose words are in the declared type. A column with another affinity
+(NUMERIC: `DECIMAL(10,2)`, `BOOLEAN`, `DATE`) and one without a type hold values of several types, so
+they are text.
+"""
+
+
+def value_type(data_type: str) -> ValueType:
+    """Return the type of the values in a column of a declared type."""
+    upper = data_type.upper()
+    return next(
+        (type_ for words, type_ in _AFFINITIES if any(word in upper for word in words)), types.TEXT
+    )
 
 
 class TursoSourceType(SourceType[TursoSourceConfig]):
@@ -94,7 +118,7 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         """Return the clause that our triggers still fill the change table; None without them."""
         if not config.auto_create_triggers:
             return None
-        from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
+        from deltaforge_dagster.sources.turso.triggers import TABLE  # noqa: PLC0415 - Arrow
 
         (database,) = self.database_place(config)
         return f"triggers still write every change into table {TABLE} of {database}"
@@ -113,7 +137,7 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
         """Return the mode, and the name of the change table if we create it."""
         if not config.auto_create_triggers:
             return {"mode": config.cdc_mode}
-        from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
+        from deltaforge_dagster.sources.turso.triggers import TABLE  # noqa: PLC0415 - Arrow
 
         return {"mode": config.cdc_mode, "table": TABLE}
 

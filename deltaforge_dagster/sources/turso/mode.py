@@ -13,15 +13,18 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured
 from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.sources.turso import native, polling, triggers
 from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
-from deltaforge_dagster.sources.turso.connection.files import SqliteFile, TursoFile
-from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
-from deltaforge_dagster.sources.turso.connection.sessions import TursoDatabase
-from deltaforge_dagster.sources.turso.modes import native, polling, triggers
-from deltaforge_dagster.sources.turso.modes.native import NativeLog
-from deltaforge_dagster.sources.turso.modes.polling import PollingLog
-from deltaforge_dagster.sources.turso.modes.triggers import TriggerLog
-from deltaforge_dagster.sources.turso.schema.definitions import DB, is_captured
+from deltaforge_dagster.sources.turso.connection import (
+    HranaDatabase,
+    SqliteFile,
+    TursoDatabase,
+    TursoFile,
+)
+from deltaforge_dagster.sources.turso.native import NativeLog
+from deltaforge_dagster.sources.turso.polling import PollingLog
+from deltaforge_dagster.sources.turso.schema import DB, is_captured
+from deltaforge_dagster.sources.turso.triggers import TriggerLog
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.turso.connection.sessions import Value
-from deltaforge_dagster.sources.turso.decode.records import decode_record
+from deltaforge_dagster.sources.turso.connection import Value
+from deltaforge_dagster.sources.turso.values import decode_record
 
 _I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 VALUES = st.one_of(

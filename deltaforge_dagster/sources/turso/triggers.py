@@ -42,22 +42,21 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import (
+from deltaforge_dagster.sources.turso.changes import Part, Step, TursoChange, mean_bytes
+from deltaforge_dagster.sources.turso.connection import (
     Row,
     TursoSession,
     identifier,
     literal,
 )
-from deltaforge_dagster.sources.turso.decode.changes import TursoChange
-from deltaforge_dagster.sources.turso.decode.values import image, key_of
-from deltaforge_dagster.sources.turso.modes.readings import Part, Step, mean_bytes
 from deltaforge_dagster.sources.turso.position import TursoPosition
-from deltaforge_dagster.sources.turso.schema.definitions import (
+from deltaforge_dagster.sources.turso.schema import (
     DB,
     Definition,
     definition,
     statements,
 )
+from deltaforge_dagster.sources.turso.values import image, key_of
 from deltaforge_dagster.tables import Column, LoggedTable, TableSchema
 
 MODE = "triggers"
@@ -416,7 +415,7 @@ class TriggerReading:
     notes: SourceNotes
 
     def step(self, session: TursoSession, limit: int) -> Step:
-        """Read the next changes; see `readings.Reading`."""
+        """Read the next changes; see `changes.Reading`."""
         rows = self.log._rows(session, self.at, limit)  # noqa: SLF001 - the two are one
         self.log._following(session, self.at, rows)  # noqa: SLF001
         if not rows:

@@ -24,11 +24,11 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.turso.connection.files import SqliteFile
-from deltaforge_dagster.sources.turso.decode.values import json_value, row_image
-from deltaforge_dagster.sources.turso.modes import triggers
+from deltaforge_dagster.sources.turso import triggers
+from deltaforge_dagster.sources.turso.connection import SqliteFile
 from deltaforge_dagster.sources.turso.position import TursoPosition
-from deltaforge_dagster.sources.turso.schema.definitions import definition
+from deltaforge_dagster.sources.turso.schema import definition
+from deltaforge_dagster.sources.turso.values import json_value, row_image
 from deltaforge_dagster.testing.sources import (
     LIMITS,
     Taken,

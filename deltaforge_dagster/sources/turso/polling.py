@@ -17,17 +17,16 @@ import orjson
 
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import (
+from deltaforge_dagster.sources.turso.changes import Part, Step, TursoChange
+from deltaforge_dagster.sources.turso.connection import (
     Row,
     TursoSession,
     Value,
     identifier,
 )
-from deltaforge_dagster.sources.turso.decode.changes import TursoChange
-from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
-from deltaforge_dagster.sources.turso.modes.readings import Part, Step
 from deltaforge_dagster.sources.turso.position import TursoPosition
-from deltaforge_dagster.sources.turso.schema.definitions import Definition, definition, statements
+from deltaforge_dagster.sources.turso.schema import Definition, definition, statements
+from deltaforge_dagster.sources.turso.values import image, json_value, key_of
 
 MODE = "polling"
 
@@ -126,7 +125,7 @@ class PollingReading:
     notes: SourceNotes
 
     def step(self, session: TursoSession, limit: int) -> Step:
-        """Read the next rows of each table; see `readings.Reading`."""
+        """Read the next rows of each table; see `changes.Reading`."""
         now_us = time.time_ns() // 1000
         at, parts, more = self.at, [], False
         seen = dict(at.table_positions)

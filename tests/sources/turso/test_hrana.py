@@ -16,8 +16,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
-from deltaforge_dagster.sources.turso.connection.sessions import Value
+from deltaforge_dagster.sources.turso.connection import HranaDatabase, Value
 from tests.sources.turso.bench import SqliteBench
 from tests.sources.turso.hrana_server import TOKEN, HranaServer, serving
 from tests.sources.turso.served import check_a_pipelines_life

@@ -8,7 +8,7 @@ from contextlib import closing
 import orjson
 import pytest
 
-from deltaforge_dagster.sources.turso.schema.definitions import definition
+from deltaforge_dagster.sources.turso.schema import definition
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import HeldEvent
-from deltaforge_dagster.sources.turso.connection.files import TursoFile
+from deltaforge_dagster.sources.turso.connection import TursoFile
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.testing.sources import (
     LIMITS,

@@ -6,7 +6,7 @@ change_time    seconds since 1970
 change_txn_id  number of the transaction's first change; only in the newer form of the table
 change_type    1 insert, 0 update, -1 delete; 2 a commit, only in the newer form
 table_name     the table, `sqlite_schema` for definitions
-before, after  the row as a record (`records`), null if the connection does not capture it
+before, after  the row as a record (`values`), null if the connection does not capture it
 =============  =============================================================================
 
 Its numbers start again at 1 after every row was deleted, so a position is recognized by number and
@@ -33,30 +33,26 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
-from deltaforge_dagster.sources.turso.connection.sessions import (
+from deltaforge_dagster.sources.turso.changes import Part, Step, TursoChange, mean_bytes
+from deltaforge_dagster.sources.turso.connection import (
     Row,
     TursoSession,
     Value,
     identifier,
 )
-from deltaforge_dagster.sources.turso.decode.changes import TursoChange
-from deltaforge_dagster.sources.turso.decode.records import decode_record
-from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
-from deltaforge_dagster.sources.turso.modes.readings import Part, Step, mean_bytes
 from deltaforge_dagster.sources.turso.position import TursoPosition
-from deltaforge_dagster.sources.turso.schema.definitions import (
+from deltaforge_dagster.sources.turso.schema import (
     DB,
-    Definition,
-    definition,
-    statements,
-)
-from deltaforge_dagster.sources.turso.schema.history import (
     SCHEMA_TABLE,
+    Definition,
     TursoTableChange,
     backward,
+    definition,
     known,
+    statements,
     table_change,
 )
+from deltaforge_dagster.sources.turso.values import decode_record, image, json_value, key_of
 from deltaforge_dagster.tables import TableSchema
 
 MODE = "native"
@@ -295,7 +291,7 @@ class NativeReading:
     """A reading of the change table, in windows that end where the table ended when they began.
 
     The definitions of tables at a window's beginning are determined before the window is read
-    (`schema.history`).
+    (`schema.known`).
     """
 
     log: NativeLog
@@ -310,7 +306,7 @@ class NativeReading:
     _last: TursoChange | None = None
 
     def step(self, session: TursoSession, limit: int) -> Step:
-        """Read the next changes; see `readings.Reading`."""
+        """Read the next changes; see `changes.Reading`."""
         if self._window_end <= (self.at.last_change_id or 0):
             self._begin(session)
         # A reading and its log are one unit.
