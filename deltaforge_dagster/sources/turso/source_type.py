@@ -35,8 +35,8 @@ _AFFINITIES = (
 """Types by a column's affinity ("Datatypes In SQLite", section 3.1).
 
 In SQLite's order: the first whose words are in the declared type. A column with another affinity
-(NUMERIC: `DECIMAL(10,2)`, `BOOLEAN`, `DATE`) and one without a type hold values of several types, so
-they are text.
+(NUMERIC: `DECIMAL(10,2)`, `BOOLEAN`, `DATE`) and one without a type hold values of several types,
+so they are text.
 """
 
 
