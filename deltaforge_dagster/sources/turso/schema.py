@@ -32,13 +32,9 @@ DB = "main"
 """The database name in every event."""
 
 _INTERNAL = ("sqlite_*", "libsql_*", "_df_*", "_litestream*", "_turso*", "__turso_internal*")
-
 _INTERNAL_PATTERNS = tuple(NamePattern.parse(name, name) for name in (*_INTERNAL, "turso_cdc*"))
-
 _REAL = ("REAL", "FLOA", "DOUB")
-
 _NOT_REAL = ("INT", "CHAR", "CLOB", "TEXT", "BLOB")
-
 _VISIBLE = 0
 
 
@@ -93,7 +89,6 @@ class Definition:
 
 
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
-
 _PLAIN_TEXT = re.compile(r"'[ !#-&(-\[\]-~]*'")
 """A text of ASCII characters that JSON has as they are."""
 

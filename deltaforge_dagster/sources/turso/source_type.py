@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # they need the client library and Arrow
     from deltaforge_dagster.sources.turso.source import TursoSource
 
 _BYTES = replace(types.BINARY, form="text")
-
 _AFFINITIES = (
     (("INT",), types.INT64),
     (("CHAR", "CLOB", "TEXT"), types.TEXT),

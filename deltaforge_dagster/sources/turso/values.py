@@ -60,9 +60,7 @@ def key_of(row: Mapping[str, Any], key: Sequence[str]) -> dict[str, Any] | None:
 
 
 _INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
-
 _REAL, _ZERO, _ONE, _FIRST_SIZED = 7, 8, 9, 12
-
 _DOUBLE = struct.Struct(">d")
 
 
