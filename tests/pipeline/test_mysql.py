@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from deltaforge_dagster.resources.run_context import build_run_context
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.config import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy

@@ -1,7 +1,8 @@
-"""The `mysql` source of a pipeline file."""
+"""The `mysql` source of a pipeline file, and the server ids of its readers."""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -189,3 +190,19 @@ def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
     if values["ssl-key"] is not None and values["ssl-cert"] is None:
         raise SpecError("has ssl-key without ssl-cert")
     return values
+
+
+_IDS = 4_000_000_000
+
+
+def server_id(source_id: str, purpose: str = "read") -> int:
+    """Return the replication server id of a source for a purpose.
+
+    If two readers of a server have the same id, the server ends the older one. So a short look at
+    the log must not have the id of a run's reader.
+
+    For `read` it is 1 + CRC32 of the source's id. The other purposes are `peek`, `look ahead`,
+    `prepared`, `again`, `outline`, `rights`, and `lane` with a number.
+    """
+    text = source_id if purpose == "read" else f"{source_id}/{purpose}"
+    return 1 + zlib.crc32(text.encode()) % _IDS

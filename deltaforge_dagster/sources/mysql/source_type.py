@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deltaforge_dagster.config.engine.engine import ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource, server_place
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig, mysql_dsn
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig, mysql_dsn, server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.value_types import value_type
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType

@@ -37,8 +37,8 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.retention import log_retention
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
+from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables

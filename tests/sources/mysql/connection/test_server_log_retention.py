@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.connection.retention import log_retention
+from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from tests.sources.mysql.connection.test_server_log import Said
 
