@@ -10,6 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from deltaforge_dagster.sources.mysql.events.sql_text import (
+    NotUnderstoodError,
+    TokenKind,
+    TokenReader,
+    items,
+)
 from deltaforge_dagster.sources.mysql.events.table_map import (
     CatalogColumn,
     CatalogTable,
@@ -22,12 +28,6 @@ from deltaforge_dagster.sources.mysql.schema.column_types import (
     is_binary,
     is_text,
     labels,
-)
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
-    NotUnderstoodError,
-    TokenKind,
-    TokenReader,
-    items,
 )
 from deltaforge_dagster.sources.mysql.schema.defaults import NULL, implicit_default
 from deltaforge_dagster.sources.mysql.values.charsets import any_collation

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+from deltaforge_dagster.sources.mysql.events.sql_text import (
     NO_CHARACTER,
     NotUnderstoodError,
     Token,

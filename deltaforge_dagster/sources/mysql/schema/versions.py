@@ -39,6 +39,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.events.binlog import UNKNOWN_SERVER, LogServer
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.table_map import (
     ID_SIZE,
     CatalogTable,
@@ -47,7 +48,6 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
     parse_table_map,
 )
 from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.defaults import default_json
 from deltaforge_dagster.sources.mysql.values.charsets import (
     BINARY_COLLATION,

@@ -20,9 +20,9 @@ from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.gtid_events import parse_gtid
-from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
-from deltaforge_dagster.sources.mysql.events.nested_events import (
+from deltaforge_dagster.sources.mysql.events.binlog import parse_gtid
+from deltaforge_dagster.sources.mysql.events.compressed_events import (
+    decompressed,
     events,
     payload_blocks,
     without_checksum,

@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import CorruptLog, PositionLost
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.nested_events import (
+from deltaforge_dagster.sources.mysql.events.compressed_events import (
     events,
     payload_blocks,
     without_checksum,

@@ -3,7 +3,7 @@
 import pytest
 
 from deltaforge_dagster.sources.mysql.events.sql_text import SqlSession, plain
-from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, TableChange, table_changes
+from deltaforge_dagster.sources.mysql.events.statements import DdlEffect, TableChange, table_changes
 
 D, E = DdlEffect.DEFINES, DdlEffect.EMPTIES
 GONE, MADE = DdlEffect.DROPS, DdlEffect.MAKES

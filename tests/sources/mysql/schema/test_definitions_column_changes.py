@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.schema.column_changes import column_changes
+from deltaforge_dagster.sources.mysql.schema.definitions import column_changes
 from deltaforge_dagster.tables import ColumnChanges
 
 
