@@ -113,10 +113,10 @@ FAULTS = (
     Fault(
         "gtid-touching",
         "boundary",
-        "deltaforge_dagster/sources/mysql/gtid.py",
+        "deltaforge_dagster/sources/mysql/position.py",
         "begin = bisect.bisect_left(lasts, first - 1)",
         "begin = bisect.bisect_left(lasts, first)",
-        ("tests/sources/mysql/test_gtid.py",),
+        ("tests/sources/mysql/test_position.py",),
         "Intervals that touch stay apart, so that equal sets differ and positions grow with every transaction.",
     ),
     Fault(

@@ -24,8 +24,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import HeldEvent, ReadLimits
 from deltaforge_dagster.sources.mysql import source
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, GtidSet
 from deltaforge_dagster.sources.mysql.stream import dump, log_scan
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import parse_position

@@ -27,8 +27,7 @@ from deltaforge_dagster.sources.mysql.connection.service import (
     recognize,
     service_of,
 )
-from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet
-from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, DomainGtids, GtidSet, covers
 
 _OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
 

@@ -59,28 +59,27 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TX_TAG,
     TX_TS_US,
 )
-from deltaforge_dagster.sources.mysql.values.fixed_binary import (
-    write_inet4,
-    write_inet6,
-    write_uuid,
-)
-from deltaforge_dagster.sources.mysql.values.floats import write_float, write_vector
 from deltaforge_dagster.sources.mysql.values.json_binary import write_json
 from deltaforge_dagster.sources.mysql.values.numbers import (
     read_8,
     read_big,
     read_size,
     read_unsigned,
+    write_float,
+    write_vector,
 )
 from deltaforge_dagster.sources.mysql.values.scalars import (
     write_date,
     write_datetime,
     write_decimal,
+    write_inet4,
+    write_inet6,
     write_micros,
     write_signed,
     write_time,
     write_timestamp,
     write_unsigned,
+    write_uuid,
 )
 from deltaforge_dagster.sources.mysql.values.texts import (
     CodePoints,

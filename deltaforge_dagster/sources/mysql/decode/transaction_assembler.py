@@ -45,8 +45,12 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TXS,
 )
 from deltaforge_dagster.sources.mysql.decode.scan import commit
-from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.position import (
+    BinlogPosition,
+    DomainGtids,
+    GtidSet,
+    is_of_mariadb,
+)
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 
 MAX_ROWS = 1 << 17

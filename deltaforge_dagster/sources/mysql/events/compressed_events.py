@@ -126,9 +126,7 @@ def _decompress(content: bytes) -> bytes:
 
 
 _NAME = "a TRANSACTION_PAYLOAD event"
-
 _END, _SIZE, _COMPRESSION, _WHOLE_SIZE = range(4)
-
 _ZSTD, _NONE = 0, 255
 
 

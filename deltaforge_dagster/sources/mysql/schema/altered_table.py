@@ -21,15 +21,16 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
     CatalogTable,
     ColumnDefault,
 )
-from deltaforge_dagster.sources.mysql.schema.column_types import (
+from deltaforge_dagster.sources.mysql.schema.columns import (
     ANY_TEXT,
+    NULL,
     TEXTS,
     column_type,
+    implicit_default,
     is_binary,
     is_text,
     labels,
 )
-from deltaforge_dagster.sources.mysql.schema.defaults import NULL, implicit_default
 from deltaforge_dagster.sources.mysql.values.charsets import any_collation
 
 

@@ -29,8 +29,7 @@ from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import DdlEffect, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
-from deltaforge_dagster.sources.mysql.schema.defaults import catalog_default
+from deltaforge_dagster.sources.mysql.schema.columns import catalog_default, is_binary, labels
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
     apply,

@@ -38,14 +38,15 @@ from deltaforge_dagster.sources.mysql.schema.altered_table import (
     add,
     defined_column,
 )
-from deltaforge_dagster.sources.mysql.schema.column_types import (
+from deltaforge_dagster.sources.mysql.schema.columns import (
     ANY_TEXT,
+    NULL,
+    default_json,
     described_type,
     fits,
     is_text,
     labels,
 )
-from deltaforge_dagster.sources.mysql.schema.defaults import NULL, default_json
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
 from deltaforge_dagster.tables import ColumnChanges
 

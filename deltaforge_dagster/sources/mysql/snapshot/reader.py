@@ -42,7 +42,7 @@ from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables
-from deltaforge_dagster.sources.mysql.schema.column_types import described_type, labels, labels_text
+from deltaforge_dagster.sources.mysql.schema.columns import described_type, labels, labels_text
 from deltaforge_dagster.sources.mysql.snapshot import chunks
 from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, PositionReadView
 from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, send_query

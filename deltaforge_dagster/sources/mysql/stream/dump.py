@@ -29,8 +29,12 @@ from deltaforge_dagster.sources.mysql.connection.identity import check_same
 from deltaforge_dagster.sources.mysql.connection.refusals import DUMP_ENDED, translate
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
-from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.position import (
+    BinlogPosition,
+    DomainGtids,
+    GtidSet,
+    is_of_mariadb,
+)
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 
 HEARTBEAT_SECONDS = 15

@@ -28,8 +28,7 @@ from deltaforge_dagster.sources.mysql.events.compressed_events import (
     without_checksum,
 )
 from deltaforge_dagster.sources.mysql.events.statements import WORTH_A_RUN, statement
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, GtidSet
 from deltaforge_dagster.sources.mysql.stream.dump import (
     PACKET_HEADER,
     SILENCE_SECONDS,

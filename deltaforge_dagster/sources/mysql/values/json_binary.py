@@ -55,12 +55,12 @@ from deltaforge_dagster.kernels.json_text import (
     write_true,
 )
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
-from deltaforge_dagster.sources.mysql.values.floats import write_float
 from deltaforge_dagster.sources.mysql.values.numbers import (
     read_8,
     read_64,
     read_size,
     read_unsigned,
+    write_float,
 )
 from deltaforge_dagster.sources.mysql.values.scalars import (
     decimal_size,

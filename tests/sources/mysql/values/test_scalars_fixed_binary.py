@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.kernels.runtime import read_only
-from deltaforge_dagster.sources.mysql.values.fixed_binary import (
+from deltaforge_dagster.sources.mysql.values.scalars import (
     INET4_ROOM,
     INET6_ROOM,
     UUID_ROOM,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.kernels.json_text import INVALID
 from deltaforge_dagster.kernels.runtime import read_only
-from deltaforge_dagster.sources.mysql.values.floats import (
+from deltaforge_dagster.sources.mysql.values.numbers import (
     FLOAT_ROOM,
     VECTOR_GROWTH,
     write_float,

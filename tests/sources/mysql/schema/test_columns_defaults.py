@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.sources.mysql.events.table_map import ColumnDefault
-from deltaforge_dagster.sources.mysql.schema.column_types import described_type, labels
-from deltaforge_dagster.sources.mysql.schema.defaults import (
+from deltaforge_dagster.sources.mysql.schema.columns import (
     NULL,
     catalog_default,
     default_json,
+    described_type,
     implicit_default,
+    labels,
 )
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,

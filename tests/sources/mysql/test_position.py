@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.mysql.gtid import (
+from deltaforge_dagster.sources.mysql.position import (
     MAX_MARIADB_NUMBER,
+    BinlogPosition,
     DomainGtids,
     GtidSet,
     is_of_mariadb,
 )
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "0d2e11fa-71ca-11e1-9e33-c80aa9429562"
