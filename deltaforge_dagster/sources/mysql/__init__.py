@@ -1,8 +1,8 @@
 """MySQL and MariaDB: the binary log, read as a replica reads it.
 
-`source` is the interface to the run; `source_type` is that to everything else: options (`config`),
-positions and GTIDs (`position`) and names. `preflight` inspects the server, `warm` compiles the
-kernels. The folders, in the order in which a change passes through them:
+`source` is the interface to the run; `source_type` is that to everything else: options, names,
+positions and GTIDs (`position`). `preflight` inspects the server, `warm` compiles the kernels. The
+folders, in the order in which a change passes through them:
 
 - `connection`: logins, the server's identity and what it says about its log;
 - `stream`: the dump of the log, sections of a long log, and quick scans;

@@ -21,7 +21,6 @@ from deltaforge_dagster.sources.findings import (
     listed,
     retention_level,
 )
-from deltaforge_dagster.sources.mysql.config import server_id
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import log_retention, status
@@ -33,6 +32,7 @@ from deltaforge_dagster.sources.mysql.connection.service import (
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
+from deltaforge_dagster.sources.mysql.source_type import server_id
 from deltaforge_dagster.sources.mysql.stream.dump import check_rights
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns

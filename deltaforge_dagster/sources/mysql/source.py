@@ -27,7 +27,6 @@ from deltaforge_dagster.sources.base import (
     SourceNotes,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig, server_id
 from deltaforge_dagster.sources.mysql.connection import identity, server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
@@ -47,6 +46,7 @@ from deltaforge_dagster.sources.mysql.schema.catalog import (
 )
 from deltaforge_dagster.sources.mysql.schema.definitions import key_of, parse_definition, text_of
 from deltaforge_dagster.sources.mysql.snapshot.reader import MysqlSnapshots
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig, server_id
 from deltaforge_dagster.sources.mysql.stream import log_scan
 from deltaforge_dagster.sources.mysql.stream.dump import (
     PACKET_HEADER,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.sources.turso import native, polling, triggers
-from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection import (
     HranaDatabase,
     SqliteFile,
@@ -24,6 +23,7 @@ from deltaforge_dagster.sources.turso.connection import (
 from deltaforge_dagster.sources.turso.native import NativeLog
 from deltaforge_dagster.sources.turso.polling import PollingLog
 from deltaforge_dagster.sources.turso.schema import DB, is_captured
+from deltaforge_dagster.sources.turso.source_type import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.triggers import TriggerLog
 
 logger = logging.getLogger(__name__)

@@ -29,12 +29,12 @@ from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection import TursoSession, Value, identifier
 from deltaforge_dagster.sources.turso.mode import Way, Ways
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.read_view import TursoReadView
 from deltaforge_dagster.sources.turso.schema import DB, Definition, captured
+from deltaforge_dagster.sources.turso.source_type import TursoSourceConfig
 from deltaforge_dagster.sources.turso.values import image, json_value, key_of
 
 _QUESTION_SECONDS = 30.0

@@ -31,7 +31,6 @@ from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.turso import native, polling, triggers
 from deltaforge_dagster.sources.turso.changes import Batches, Part, Reading, Step, TursoChange
-from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection import ResponseTooLarge, TursoSession, written
 from deltaforge_dagster.sources.turso.mode import Way, Ways
 from deltaforge_dagster.sources.turso.native import NativeLog
@@ -45,6 +44,7 @@ from deltaforge_dagster.sources.turso.schema import (
     statements,
 )
 from deltaforge_dagster.sources.turso.snapshot import TursoSnapshots
+from deltaforge_dagster.sources.turso.source_type import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)

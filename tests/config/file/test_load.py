@@ -17,7 +17,7 @@ from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from tests.config.conftest import Write
 

@@ -27,8 +27,8 @@ from pymysql.cursors import Cursor, DictCursor
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.folders import unreadable_file
-from deltaforge_dagster.sources.mysql.config import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
+from deltaforge_dagster.sources.mysql.source_type import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0

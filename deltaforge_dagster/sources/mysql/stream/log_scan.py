@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
-from deltaforge_dagster.sources.mysql.config import server_id
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
@@ -29,6 +28,7 @@ from deltaforge_dagster.sources.mysql.events.compressed_events import (
 )
 from deltaforge_dagster.sources.mysql.events.statements import WORTH_A_RUN, statement
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, GtidSet
+from deltaforge_dagster.sources.mysql.source_type import server_id
 from deltaforge_dagster.sources.mysql.stream.dump import (
     PACKET_HEADER,
     SILENCE_SECONDS,

@@ -3,7 +3,7 @@
 import pytest
 
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sources.mysql.config import MysqlDsn, mysql_dsn
+from deltaforge_dagster.sources.mysql.source_type import MysqlDsn, mysql_dsn
 
 
 def test_a_mysql_url_says_where_and_as_whom() -> None:
