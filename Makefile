@@ -43,7 +43,7 @@ KERNEL_TESTS := $(addprefix tests/,\
 		postgres/test_copy_rows.py redis/test_resp.py) \
 	sources/rows/test_hiding.py \
 	$(addprefix sources/mysql/,test_differential.py test_events.py test_hiding.py decode/test_decoder.py decode/test_scan.py \
-		snapshot/test_result_rows.py $(addprefix values/test_,fixed_binary.py floats.py json_binary.py types.py)) \
+		snapshot/test_result_rows.py $(addprefix values/test_,json_binary.py numbers.py scalars_fixed_binary.py types.py)) \
 	$(addprefix sources/postgres/,test_differential.py test_hiding.py snapshot/test_copy_text.py \
 		$(addprefix decode/test_,array_text.py decoder.py held_events.py rows.py types.py)) \
 	typed_rows)

@@ -73,7 +73,7 @@ def pytest_runtest_makereport(
 SOURCES = f"{PACKAGE}.sources"
 LIMITS = {
     f"{SOURCES}.mysql.connection.server": ("_CONNECT_SECONDS",),
-    f"{SOURCES}.mysql.stream.peek": ("_HEAD_SECONDS", "_PEEK_SECONDS"),
+    f"{SOURCES}.mysql.stream.log_scan": ("_HEAD_SECONDS", "_PEEK_SECONDS"),
     f"{SOURCES}.mysql.source": ("_HEAD_SECONDS", "_START_SECONDS"),
     f"{SOURCES}.postgres.connection.server": ("_CONNECT_SECONDS",),
     f"{SOURCES}.postgres.source": (

@@ -68,7 +68,7 @@ FAULTS = (
     Fault(
         "frees-nothing",
         "dropped condition",
-        "deltaforge_dagster/pipeline/run/confirm_policy.py",
+        "deltaforge_dagster/pipeline/run/confirmer.py",
         "if log.retained > above and freed > above / 2:",
         "if log.retained > above:",
         ("tests/pipeline/run/test_confirm_policy.py",),
@@ -86,7 +86,7 @@ FAULTS = (
     Fault(
         "absent-is-null",
         "dropped condition",
-        "deltaforge_dagster/typed_rows/members.py",
+        "deltaforge_dagster/typed_rows/cells.py",
         "elif not (marks_unchanged and equals(source, value, at, UNCHANGED)):",
         "else:",
         ("tests/typed_rows/test_rows.py",),
@@ -113,10 +113,10 @@ FAULTS = (
     Fault(
         "gtid-touching",
         "boundary",
-        "deltaforge_dagster/sources/mysql/gtid.py",
+        "deltaforge_dagster/sources/mysql/position.py",
         "begin = bisect.bisect_left(lasts, first - 1)",
         "begin = bisect.bisect_left(lasts, first)",
-        ("tests/sources/mysql/test_gtid.py",),
+        ("tests/sources/mysql/test_position.py",),
         "Intervals that touch stay apart, so that equal sets differ and positions grow with every transaction.",
     ),
     Fault(
@@ -206,10 +206,10 @@ FAULTS = (
     Fault(
         "turso-last-row",
         "boundary",
-        "deltaforge_dagster/sources/turso/modes/polling.py",
+        "deltaforge_dagster/sources/turso/polling.py",
         'begin, bounds = (">=", _LOWEST) if after is None else (">", after)',
         'begin, bounds = ">=", _LOWEST if after is None else after',
-        ("tests/sources/turso/modes/test_polling.py",),
+        ("tests/sources/turso/test_polling.py",),
         "The newest row of each table comes again at every poll.",
     ),
     Fault(
@@ -247,7 +247,7 @@ FAULTS = (
     Fault(
         "http-overlap",
         "dropped comparison",
-        "deltaforge_dagster/sinks/http/flight.py",
+        "deltaforge_dagster/sinks/http/sink.py",
         "        return bool(self._busy[request.keys].any())",
         "        return False",
         ("tests/sinks/http/test_sink.py",),
@@ -285,10 +285,10 @@ FAULTS = (
     Fault(
         "cutter-full",
         "boundary",
-        "deltaforge_dagster/pipeline/capture/cutter.py",
+        "deltaforge_dagster/pipeline/capture/segments.py",
         "if writer is not None and writer.rows >= limits.max_events:",
         "if writer is not None and writer.rows > limits.max_events:",
-        ("tests/pipeline/capture/test_cutter.py",),
+        ("tests/pipeline/capture/test_segments.py",),
         "A segment that has reached its limit takes in another transaction, however large.",
     ),
     Fault(
@@ -312,16 +312,16 @@ FAULTS = (
     Fault(
         "resume-table",
         "boundary",
-        "deltaforge_dagster/pipeline/deliver/resume.py",
+        "deltaforge_dagster/pipeline/deliver/resumption.py",
         "min(journal.next_segment, sent_segment + 1)",
         "min(journal.next_segment, sent_segment)",
-        ("tests/pipeline/deliver/test_resume.py",),
+        ("tests/pipeline/deliver/test_resumption_rules.py",),
         "A sink that has lost its newest data, which the journal no longer has, goes on instead of stopping.",
     ),
     Fault(
         "splice-moved-key",
         "forgotten removal",
-        "deltaforge_dagster/pipeline/snapshots/deduplicated_rows.py",
+        "deltaforge_dagster/pipeline/snapshots/chunk_rows.py",
         "row = self._moved.pop(old_key or key, -1)",
         "row = self._moved.get(old_key or key, -1)",
         ("tests/pipeline/snapshots/test_deduplicated_rows.py",),
@@ -330,7 +330,7 @@ FAULTS = (
     Fault(
         "publication-run",
         "changed operator",
-        "deltaforge_dagster/pipeline/control/publication.py",
+        "deltaforge_dagster/pipeline/control/closed_ranges.py",
         "(asset == CHANGES and row.epoch != lease.epoch)",
         "(asset == CHANGES and row.epoch > lease.epoch)",
         ("tests/assets/test_publish.py", "tests/pipeline/control/test_publication.py"),
@@ -390,7 +390,7 @@ FAULTS = (
     Fault(
         "pinned-file",
         "order of two writes",
-        "deltaforge_dagster/processes/maven.py",
+        "deltaforge_dagster/installation/maven.py",
         "        _receive(artifact, f\"{repository.rstrip('/')}/{artifact.path}\", part, stream, progress)\n"
         "        _finish(stream, file)\n",
         "        _finish(stream, file)\n"

@@ -10,8 +10,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from deltaforge_dagster import __version__
 from deltaforge_dagster.api.context import Context
 from deltaforge_dagster.api.guard import ALIVE_PATH
-from deltaforge_dagster.api.shapes import Healthy, LogLevel, Ready, Unhealthy, Version
-from deltaforge_dagster.api.views import info, troubles
+from deltaforge_dagster.api.shapes import (
+    Healthy,
+    LogLevel,
+    Ready,
+    Unhealthy,
+    Version,
+    info,
+    troubles,
+)
 from deltaforge_dagster.config import logs
 from deltaforge_dagster.pipeline.health.health import health
 

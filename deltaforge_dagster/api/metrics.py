@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaforge_dagster.api.context import Context
-from deltaforge_dagster.api.metrics_collector import collect
+from deltaforge_dagster.api.metrics import collect
 from deltaforge_dagster.state.metric_families import API_ACTIONS, API_REQUESTS, API_SECONDS
 from deltaforge_dagster.state.metrics import Stored, Tally
 

@@ -23,14 +23,21 @@ from deltaforge_dagster.api.errors import (
     PipelineExists,
     PipelineHasFile,
 )
-from deltaforge_dagster.api.shapes import Invalid, PipeChange, PipeDetail, PipeInfo, Valid
-from deltaforge_dagster.api.views import info, ops, shown
+from deltaforge_dagster.api.shapes import (
+    Invalid,
+    PipeChange,
+    PipeDetail,
+    PipeInfo,
+    Valid,
+    info,
+    ops,
+    shown,
+)
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_document
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, is_gone
-from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
-from deltaforge_dagster.pipeline.control.reset_pipeline import end_run, remove
+from deltaforge_dagster.pipeline.control.user_requests import end_run, remove, resume_pipeline
 from deltaforge_dagster.pipeline.process.chains import build_problems
 from deltaforge_dagster.state.pipelines import StoredSpec
 

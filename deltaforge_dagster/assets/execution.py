@@ -21,17 +21,16 @@ from deltaforge_dagster.assets.names import (
     UNTIL_TAG,
     asset_key,
 )
-from deltaforge_dagster.assets.observer import RunObserver
+from deltaforge_dagster.assets.publish import RunObserver
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.health.health import sinks_by_error
-from deltaforge_dagster.pipeline.health.source_preflight import preflight
+from deltaforge_dagster.pipeline.health.preflight import preflight
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.run.live import LiveRun
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import dagster as dg
 
 from deltaforge_dagster.assets.descriptions import lake_table_spec, source_table_spec
-from deltaforge_dagster.assets.lineage import column_lineage
+from deltaforge_dagster.assets.lake_tables import column_lineage
 from deltaforge_dagster.assets.maintenance import maintained_sinks
 from deltaforge_dagster.assets.names import lake_table_key, maintenance_key
 from deltaforge_dagster.config.file.load import LoadedPipeline

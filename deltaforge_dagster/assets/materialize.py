@@ -10,28 +10,27 @@ from deltaforge_dagster.assets.names import (
     asset_key,
     range_number,
 )
-from deltaforge_dagster.assets.observer import RunObserver
 from deltaforge_dagster.assets.preview import observation
-from deltaforge_dagster.assets.publish import materialization
+from deltaforge_dagster.assets.publish import RunObserver, materialization
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.control.publication import CHANGES, publication_of
-from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
-from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.process.chains import chain_of
-from deltaforge_dagster.pipeline.replay.closed_ranges import (
+from deltaforge_dagster.pipeline.control.closed_ranges import (
+    CHANGES,
     keeps_what_it_has,
+    publication_of,
     split_by_delivery,
 )
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.encode.encoder import Encoder, RegisteredVersions
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.replay.preview import preview
 from deltaforge_dagster.pipeline.replay.replay import (
     ReplayedRange,
+    Reprocessing,
     replay,
     verify,
 )
-from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
 from deltaforge_dagster.pipeline.run.catch_up import catch_up
 from deltaforge_dagster.pipeline.run_context import RunContext
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import Field, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
-from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
-from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.engine import Engine, SegmentLimits
+from deltaforge_dagster.config.model import ConnectionPolicy, Sharding, Storage
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.config.secrets import secret_values
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
-from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.base import SourceBlock
-from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
+from deltaforge_dagster.config.sinks import SinkBlock
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sinks.registry import sink_blocks
 from deltaforge_dagster.sources.registry import (

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import BACKSLASH, CLOSE_BRACE, EQUALS, QUOTE
 from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, INVALID, write_string
-from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    EQUALS,
+    QUOTE,
+    Bytes,
+    copy,
+    kernel,
+)
 
 
 @kernel

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import BACKSLASH, LOWER_U
-from deltaforge_dagster.kernels.json_bytes import write_code_point
+from deltaforge_dagster.kernels.json_strings import write_code_point
 from deltaforge_dagster.kernels.json_text import BASE64, HEX_VALUES
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.kernels.runtime import BACKSLASH, LOWER_U, Bytes, kernel
 
 BASE64_VALUES = np.zeros(256, np.uint8)
 """The number that a digit of Base64 stands for, 0 for other bytes."""

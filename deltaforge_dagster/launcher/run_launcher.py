@@ -34,7 +34,7 @@ from deltaforge_dagster.dagster_private import (
     get_run_crash_explanation,
     run_arguments,
 )
-from deltaforge_dagster.processes.forked import start_fork_server
+from deltaforge_dagster.installation.forked import start_fork_server
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 
@@ -42,8 +42,8 @@ DEFINITIONS = "deltaforge_dagster.definitions"
 """The module of our definitions."""
 _IMPORTED = [
     __name__,
-    "deltaforge_dagster.launcher.run_process",
-    "deltaforge_dagster.launcher.run_kernels",
+    "deltaforge_dagster.installation.run_process",
+    "deltaforge_dagster.installation.run_process",
 ]
 """What the fork server imports before it forks."""
 

@@ -5,14 +5,14 @@ See `run_launcher`.
 
 from __future__ import annotations
 
-from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
+from deltaforge_dagster.installation.arrow_memory import arrow_uses_malloc
 
 arrow_uses_malloc()
 
 # ruff: noqa: E402
 from deltaforge_dagster.dagster_private import RUN_MODULES
+from deltaforge_dagster.installation.forked import share
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
-from deltaforge_dagster.processes.forked import share
 
 _MODULES = (
     *RUN_MODULES,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
+from deltaforge_dagster.pipeline.held_rows import HeldKeys, Keys
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 
 COLUMNS = ["ordinal", "op", "db", "schema", "table", "before", "key"]

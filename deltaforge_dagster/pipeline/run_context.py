@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.spark_session import RunSessions, SessionProvider
+from deltaforge_dagster.pipeline.run_context import HeldLease, RunSessions, SessionProvider
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import StateStore

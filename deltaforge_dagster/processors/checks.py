@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import ProcessorFailed
-from deltaforge_dagster.processors.columns import replaced
+from deltaforge_dagster.processors.base import replaced
 
 _OPS = frozenset({"c", "u", "d", "r", "t", "ddl"})
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import orjson
 
 from deltaforge_dagster.config.processors import processors as config
-from deltaforge_dagster.processors.python.modules import source_hash
+from deltaforge_dagster.processors.code import source_hash
 
 
 def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:

@@ -35,8 +35,8 @@ for _archive in [path for path in sys.path if path.endswith((".zip", ".jar"))]:
     sys.path_importer_cache.pop(_archive, None)
 
 # ruff: noqa: E402
-from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
-from deltaforge_dagster.processes.sockets import remove_abandoned_sockets
+from deltaforge_dagster.installation.arrow_memory import arrow_uses_malloc
+from deltaforge_dagster.installation.spark_daemon import remove_abandoned_sockets
 
 arrow_uses_malloc()
 

@@ -45,9 +45,9 @@ from pathlib import Path
 from typing import Self
 
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
-from deltaforge_dagster.processes.forked import LONGEST_SOCKET
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.processes.process import ServerProcess, free_port
+from deltaforge_dagster.installation.forked import LONGEST_SOCKET
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_dagster.resources import spark_classes
 
 IDLE_SECONDS = 900.0
@@ -328,7 +328,7 @@ def _start(folder: Path, options: _Options) -> None:
     java = find_java()
     (folder / "watcher.lock").write_bytes(b"")  # the pid of a killed watcher may be reused
     reading, writing = os.pipe()
-    watcher = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
+    watcher = [sys.executable, "-m", "deltaforge_dagster.installation.spark_server"]
     watcher += [str(folder), str(java), str(writing), json.dumps(asdict(options))]
     try:
         with (folder / "server.log").open("wb") as log:  # the server appends to it
@@ -529,7 +529,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": _hadoop_path(conf / "fairscheduler.xml"),
-        "spark.python.daemon.module": "deltaforge_dagster.resources.spark_daemon",
+        "spark.python.daemon.module": "deltaforge_dagster.installation.spark_daemon",
         "spark.python.unix.domain.socket.enabled": json.dumps(_can_hold_sockets(work)),
         # Spark must not write into the working directory of the process that starts the server.
         "spark.local.dir": work,

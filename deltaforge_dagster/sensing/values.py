@@ -17,7 +17,7 @@ from datasketches import (  # type: ignore[import-untyped]
 )
 
 from deltaforge_dagster.config.sensing import Tracking
-from deltaforge_dagster.sensing.coded import count_values
+from deltaforge_dagster.sensing.groups import count_values
 
 ENUM_REPEATS = 10
 """An enumeration needs on average at least this many strings for each distinct value."""

@@ -11,9 +11,9 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.resources.alert_hooks import AlertProblem, notify
+from deltaforge_dagster.sensors.alerts import AlertProblem, notify
+from deltaforge_dagster.sensors.every_tick import TickCache
 from deltaforge_dagster.sensors.report import newest_evaluation
-from deltaforge_dagster.sensors.tick_cache import TickCache
 
 SENSOR = "deltaforge_alerts"
 

@@ -9,7 +9,7 @@ from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.health.health import health, note_broken
-from deltaforge_dagster.sensors.red import NOT_WELL
+from deltaforge_dagster.sensors.every_tick import NOT_WELL
 from deltaforge_dagster.sensors.report import report_change, report_health
 from deltaforge_dagster.state.store import StateStore
 

@@ -32,7 +32,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.dagster_private import get_next_cron_tick
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.control.head_watch import HeadWatch
+from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
 from deltaforge_dagster.pipeline.health.health import (
     Health,
@@ -41,17 +41,17 @@ from deltaforge_dagster.pipeline.health.health import (
     health,
     note_tick,
 )
-from deltaforge_dagster.pipeline.health.source_preflight import preflight
+from deltaforge_dagster.pipeline.health.preflight import preflight
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.resources.left_tasks import end_left_tasks
-from deltaforge_dagster.sensors.red import NOT_WELL
+from deltaforge_dagster.sensors.every_tick import NOT_WELL
 from deltaforge_dagster.sensors.report import (
     report_again,
     report_change,
     report_health,
     report_turn,
 )
-from deltaforge_dagster.sensors.watch_room import WatchRoom
+from deltaforge_dagster.sensors.tick import WatchRoom
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore

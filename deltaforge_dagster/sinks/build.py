@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, sink_types
@@ -47,10 +46,10 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
     encoding = block.config.encoding
     if isinstance(encoding, AvroEncoding):
         # Imported here: most sinks need no registry.
-        from deltaforge_dagster.sinks.schema_registry.client import (  # noqa: PLC0415
+        from deltaforge_dagster.sinks.schema_registry import (  # noqa: PLC0415
+            AvroSink,  # noqa: PLC0415
             SchemaRegistryClient,
         )
-        from deltaforge_dagster.sinks.schema_registry.sink import AvroSink  # noqa: PLC0415
 
         sink = AvroSink(sink, SchemaRegistryClient(sink_id, encoding), encoding)
     return sink

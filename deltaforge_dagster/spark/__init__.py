@@ -21,6 +21,6 @@ Connect sessions and classic sessions are supported. This package, and that of t
 installed where the tasks run.
 """
 
-from deltaforge_dagster.spark.writer import register
+from deltaforge_dagster.spark import register
 
 __all__ = ["register"]

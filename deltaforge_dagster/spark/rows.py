@@ -28,7 +28,7 @@ from pyspark.sql.types import MapType, StringType, StructType
 
 from deltaforge_dagster.errors import SinkRejected, SpecError
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.spark.options import Kind
+from deltaforge_dagster.spark import Kind
 
 _COLUMNS = ("value", "key", "destination", "headers", "event_id")
 

@@ -32,9 +32,8 @@ from pyspark.sql.types import StructType
 
 from deltaforge_dagster.errors import Retryable, SinkRejected, SpecError
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkBatch
+from deltaforge_dagster.spark import JOB, KINDS, Kind, rows
 from deltaforge_dagster.spark import options as options_of_writes
-from deltaforge_dagster.spark import rows
-from deltaforge_dagster.spark.options import JOB, KINDS, Kind
 
 if TYPE_CHECKING:  # a classic session does not need the packages of Connect
     from pyspark.sql.connect.session import SparkSession as ConnectSession

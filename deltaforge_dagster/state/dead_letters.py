@@ -40,8 +40,7 @@ from sqlalchemy import (
 from deltaforge_dagster.state import metrics, undelivered
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.primitives import get_value, put_value
-from deltaforge_dagster.state.database.rows import read_rows
-from deltaforge_dagster.state.database.tables import dead_letters
+from deltaforge_dagster.state.database.tables import dead_letters, read_rows
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metric_families import DLQ_EVENTS, SINK_ROUTING_ERRORS
 from deltaforge_dagster.state.records import DeadLetterDepth, DeadLetterRow, NewDeadLetter

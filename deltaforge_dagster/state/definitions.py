@@ -19,8 +19,7 @@ from sqlalchemy import Connection, delete, select
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.database.database import Database, clock, upsert
-from deltaforge_dagster.state.database.rows import known_pipeline
-from deltaforge_dagster.state.database.tables import kv, segments
+from deltaforge_dagster.state.database.tables import known_pipeline, kv, segments
 from deltaforge_dagster.state.records import PipelineRow
 
 _Notes = list[tuple[str, str | None]]

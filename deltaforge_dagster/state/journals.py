@@ -21,20 +21,21 @@ from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import definitions, failovers, gaps, holds, snapshots
 from deltaforge_dagster.state.checkpoints import standing
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
+    known_pipeline,
     lake_commits,
     pipelines,
     published,
     ranges,
+    read_checkpoints,
     segments,
     undelivered,
 )
-from deltaforge_dagster.state.early_confirmation import write_early
 from deltaforge_dagster.state.lake_commits import Destination, begin_resyncs
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.since import write_early
 from deltaforge_dagster.state.snapshot_records import RECOVERY
 
 

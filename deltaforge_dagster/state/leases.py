@@ -23,8 +23,7 @@ from sqlalchemy import ColumnElement, Connection, Integer, case, cast, func, sel
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state import metrics
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.rows import read_rows
-from deltaforge_dagster.state.database.tables import leases
+from deltaforge_dagster.state.database.tables import leases, read_rows
 from deltaforge_dagster.state.records import Lease, LeaseRow
 
 _ENDING_SECONDS = 1.0

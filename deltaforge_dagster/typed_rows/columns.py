@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.kernels.characters import MINUS, NINE, QUOTE
 from deltaforge_dagster.kernels.message_text import slices
+from deltaforge_dagster.kernels.runtime import MINUS, NINE, QUOTE
 from deltaforge_dagster.sources.value_types import Kind, ValueType
 from deltaforge_dagster.typed_rows import exact
 from deltaforge_dagster.typed_rows.cells import (
@@ -25,8 +25,8 @@ from deltaforge_dagster.typed_rows.cells import (
     ColumnCells,
     Ints,
     NoFitError,
+    locate_elements,
 )
-from deltaforge_dagster.typed_rows.members import locate_elements
 from deltaforge_dagster.typed_rows.numbers import read_booleans, read_decimals, read_integers
 from deltaforge_dagster.typed_rows.schema import arrow_type
 from deltaforge_dagster.typed_rows.texts import read_bytes, read_texts

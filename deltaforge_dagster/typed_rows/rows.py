@@ -15,15 +15,18 @@ from deltaforge_dagster.kernels.message_text import layout, slices
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
 from deltaforge_dagster.sources.rows.images import members
 from deltaforge_dagster.sources.value_types import parse_value_type
-from deltaforge_dagster.typed_rows.cells import ABSENT, FITS, REASONS, ColumnCells
-from deltaforge_dagster.typed_rows.columns import typed_column
-from deltaforge_dagster.typed_rows.members import (
+from deltaforge_dagster.typed_rows.cells import (
+    ABSENT,
+    FITS,
     KNOWN,
     NO_NAME,
     NO_OBJECT,
+    REASONS,
     UNKNOWN_MEMBER,
+    ColumnCells,
     locate_members,
 )
+from deltaforge_dagster.typed_rows.columns import typed_column
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
 
 _WITH_KERNELS = (

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.engine import Engine
+from deltaforge_dagster.config.engine import Engine
 from deltaforge_dagster.sources.registry import SourceType
 from deltaforge_dagster.sources.rows.columns import TRUNCATE, ColumnRules
 from deltaforge_dagster.sources.value_types import (
@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.value_types import (
     list_of,
 )
 from deltaforge_dagster.tables import TableSchema
-from deltaforge_dagster.typed_rows.exact import FLOATS
+from deltaforge_dagster.typed_rows.numbers import FLOATS
 
 SOURCE_TYPE = b"deltaforge.source_type"
 """Metadata of an Arrow field: the type of its column in the source."""

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
+from deltaforge_dagster.typed_rows.tables import TypedRows, typed_rows
 
 _VERSION = ("db", "schema", "table", "schema_version")
 _IMAGES = ("after", "before", "key")

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
+from deltaforge_dagster.installation.spark_server import SparkServer
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +34,6 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.resources.spark import SparkSessions
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.state.records import SegmentRow
 
 _PIPELINE = """\

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from deltaforge_dagster.config.engine.engine import Engine
+from deltaforge_dagster.config.engine import Engine
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql import warm as mysql
@@ -25,8 +25,8 @@ from deltaforge_dagster.sources.postgres import warm as postgres
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
-from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema, typed_schema
+from deltaforge_dagster.typed_rows.tables import typed_rows
 from deltaforge_lab.bench.decode import BUFFER_BYTES, LogKind
 from deltaforge_lab.synthetic import mysql_events as mysql_samples
 from deltaforge_lab.synthetic import postgres_messages as postgres_samples

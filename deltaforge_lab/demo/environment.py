@@ -19,13 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from deltaforge_dagster.installation.process import ServerProcess
+from deltaforge_dagster.installation.spark_server import SparkServer
+
 from deltaforge_dagster.cli.installation.dagster_processes import DagsterProcesses
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
-from deltaforge_dagster.processes.process import ServerProcess
 from deltaforge_dagster.resources.instance import dagster_home
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.demo.databases import PostgresDatabase, SqliteDatabase
 from deltaforge_lab.demo.workload import DemoDatabase

@@ -20,15 +20,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
     OffsetSpec,
 )
-
-from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.process import (
     ServerProcess,
     free_port,
     run_as,
     temporary_directory,
 )
+
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers.base import OneProcessServer
 from deltaforge_lab.servers.maven import fetch, parse_pins
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.resources.platform import installed_pipelines
 from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.state.records import Failure
 from tests.api.conftest import Api, document
 from tests.state.make import capture, expire, position
@@ -268,7 +268,7 @@ def test_a_run_that_does_not_end_keeps_its_pipeline(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deletion and reset are refused, and the pipeline's desired state is stopped."""
-    monkeypatch.setattr("deltaforge_dagster.pipeline.control.reset_pipeline._END_SECONDS", 0.0)
+    monkeypatch.setattr("deltaforge_dagster.pipeline.control.user_requests._END_SECONDS", 0.0)
     api.create("orders")
     assert api.store.leases.acquire("orders", "run", 600) is not None
     assert refused(api, "DELETE", "/pipelines/orders/checkpoint") == (409, "CONFLICT")

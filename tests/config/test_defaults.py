@@ -11,24 +11,24 @@ import pytest
 from pydantic import BaseModel
 
 from deltaforge_dagster.config.model import Batch, CommitPolicy, DeadLetters, Metadata, PipelineSpec
-from deltaforge_dagster.config.processors.processors import (
+from deltaforge_dagster.config.processors import (
     FilterProcessor,
     FlattenProcessor,
     JavascriptProcessor,
     OutboxProcessor,
 )
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
-from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig, ClickhouseTls
-from deltaforge_dagster.sinks.http.config import HttpSinkConfig
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
-from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
-from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
+from deltaforge_dagster.config.sinks import AvroEncoding
+from deltaforge_dagster.config.sources import Snapshot
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig, ClickhouseTls
+from deltaforge_dagster.sinks.http.sink_type import HttpSinkConfig
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
+from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import FileRoll, S3SinkConfig
+from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
+from deltaforge_dagster.sources.turso.source_type import TursoSourceConfig
 
 POSTGRES = {"id": "a", "dsn": "postgres://h/d", "slot": "a", "publication": "a", "tables": ("a",)}
 ANY_SINK = {"required": True, "envelope": {"type": "native"}, "encoding": {"type": "json"}}

@@ -9,7 +9,7 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sources.turso.config import (
+from deltaforge_dagster.sources.turso.source_type import (
     DatabaseFile,
     DatabaseServer,
     TursoSourceConfig,

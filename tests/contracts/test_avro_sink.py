@@ -10,7 +10,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.kernels.avro_bytes import varint
 from deltaforge_dagster.sinks.base import (
     AVRO_MESSAGES,
@@ -20,8 +20,7 @@ from deltaforge_dagster.sinks.base import (
     SinkBatch,
     SinkPosition,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
-from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
+from deltaforge_dagster.sinks.schema_registry import AvroSink, SchemaRegistryClient
 from deltaforge_dagster.testing.sinks import (
     ExactlyOnceContract,
     SinkContract,

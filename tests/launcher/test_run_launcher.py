@@ -15,15 +15,15 @@ import pytest
 from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.launcher import LaunchRunContext
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
-
-from deltaforge_dagster.assets.names import PIPELINE_TAG
-from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.launcher.run_launcher import (
+from deltaforge_dagster.installation.run_launcher import (
     DEFINITIONS,
     PROCESS_TAG,
     ForkedRunLauncher,
     _is_ours,
 )
+
+from deltaforge_dagster.assets.names import PIPELINE_TAG
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.resources.instance import dagster_home
 from tests.e2e.deployment import eventually
 from tests.launcher.jobs import FOLDER_TAG, waiting

@@ -14,16 +14,15 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from deltaforge_dagster.pipeline.capture.segments import Ranges
 from sqlalchemy import update
 
-from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.postgres.position import LsnPosition

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.pipeline.capture import backlog
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.stream import log_sections
 from deltaforge_dagster.sources.stream import read_buffer
 from deltaforge_dagster.state.store import StateStore

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltaforge_dagster.installation.process import free_port
 
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import (
@@ -21,7 +22,6 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline import meters
-from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import MESSAGES, Traffic
 from deltaforge_dagster.state.metrics import Tally
 from tests.api.scraped import scrape

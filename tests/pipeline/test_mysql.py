@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from deltaforge_dagster.resources.run_context import build_run_context
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.source_type import server_id
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.database.primitives import Kv

@@ -16,8 +16,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.resources import alert_hooks
-from deltaforge_dagster.resources.alert_hooks import AlertProblem, notify
-from deltaforge_dagster.sensors.alerts import SENSOR, problems
+from deltaforge_dagster.sensors.alerts import SENSOR, AlertProblem, notify, problems
 from deltaforge_dagster.state.store import StateStore
 
 SECRET = "T0k3n-of-the-hook"

@@ -14,7 +14,7 @@ import orjson
 
 from deltaforge_dagster.sources.value_types import ValueType
 from tests.sources.hidden import base64_of
-from tests.sources.mysql.values.test_floats import written
+from tests.sources.mysql.values.test_numbers import written
 from tests.typed_rows.forms import NULL_DOCUMENT, json_texts, with_srid
 
 

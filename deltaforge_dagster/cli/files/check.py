@@ -10,19 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from deltaforge_dagster.cli.files.destinations import destinations
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
+from deltaforge_dagster.cli.files.check import destinations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.installation.lake_jars import jars_finding
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
-from deltaforge_dagster.pipeline.control.durability import confirm_findings
 from deltaforge_dagster.pipeline.control.owners import conflicts, rivalries
 from deltaforge_dagster.pipeline.health import sink_preflight
-from deltaforge_dagster.pipeline.health.old_files import int96_findings
-from deltaforge_dagster.pipeline.health.source_preflight import preflight
-from deltaforge_dagster.resources.lake_jars import jars_finding
+from deltaforge_dagster.pipeline.health.preflight import confirm_findings, int96_findings, preflight
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding

@@ -30,20 +30,19 @@ from deltaforge_dagster.assets.names import (
     partition_key,
 )
 from deltaforge_dagster.assets.publish import add_partition
-from deltaforge_dagster.cli.installation.run_logs import printing_instance
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
+from deltaforge_dagster.cli.installation.run import printing_instance
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.committed import committed_without
-from deltaforge_dagster.pipeline.health.health import HealthProblem, health, sinks_by_error
-from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.replay.closed_ranges import (
+from deltaforge_dagster.pipeline.control.closed_ranges import (
     keeps_what_it_has,
     split_by_delivery,
 )
+from deltaforge_dagster.pipeline.health.health import HealthProblem, health, sinks_by_error
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform, existing_store
 from deltaforge_dagster.state.store import StateStore
 

@@ -10,10 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    NameArgument,
+    PipelineArgument,
+    installed_files,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.output import moment, position, print_answer
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError
@@ -22,13 +28,13 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.catalog import of_row
 from deltaforge_dagster.pipeline.control.first_start import sink_positions
 from deltaforge_dagster.pipeline.control.owners import claim
-from deltaforge_dagster.pipeline.control.reset_pipeline import reset_pipeline
+from deltaforge_dagster.pipeline.control.user_requests import reset_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start
 from deltaforge_dagster.pipeline.plural import pluralize, size
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.database.primitives import Kv
-from deltaforge_dagster.state.legacy_storage import read_storage
+from deltaforge_dagster.state.legacy import read_storage
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.arguments import JsonOption, NameArgument, known_pipeline, opened_store
 from deltaforge_dagster.cli.output import position
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.plural import pluralize

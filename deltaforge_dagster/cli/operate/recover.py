@@ -9,10 +9,13 @@ from typing import Annotated
 
 import typer
 
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    PipelineArgument,
+    known_pipeline,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.output import moment, position
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import known_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
 from deltaforge_dagster.cli.output import say
-from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
@@ -16,7 +15,7 @@ from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.tables.resync import request_resync
 from deltaforge_dagster.resources.platform import Platform, build_source
-from deltaforge_dagster.sources.snapshot.base import SnapshotSource
+from deltaforge_dagster.sources.snapshot import SnapshotSource
 
 
 def resync(

@@ -13,10 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    NameArgument,
+    PipelineArgument,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.output import print_answer, say
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed

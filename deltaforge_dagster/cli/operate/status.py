@@ -13,11 +13,15 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    installed_files,
+    known_pipeline,
+    opened_store,
+)
 from deltaforge_dagster.cli.operate.overview import NotBegun, Overview, overview
-from deltaforge_dagster.cli.operate.status_display import screen
-from deltaforge_dagster.cli.options import JsonOption
+from deltaforge_dagster.cli.operate.status import screen
 from deltaforge_dagster.cli.output import answers, print_answer
-from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.errors import Retryable
 from deltaforge_dagster.pipeline.control.catalog import of_row, without_file
 from deltaforge_dagster.pipeline.health.health import health

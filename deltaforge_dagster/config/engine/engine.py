@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Seconds
-from deltaforge_dagster.config.engine.alerts import AlertHook
-from deltaforge_dagster.config.engine.checkpoint import CheckpointOptions
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.sources.snapshot import SnapshotOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import AlertHook, CheckpointOptions
+from deltaforge_dagster.config.sources import SnapshotOptions
 
 MIB, GIB = 1 << 20, 1 << 30
 

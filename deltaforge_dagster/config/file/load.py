@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaforge_dagster.config.blocks import NAME
-from deltaforge_dagster.config.engine.checkpoint import DEFAULT_INSTANCE
+from deltaforge_dagster.config.engine import DEFAULT_INSTANCE
 from deltaforge_dagster.config.env import expand, unexpanded
 from deltaforge_dagster.config.file.document import (
     Document,
@@ -36,8 +36,13 @@ from deltaforge_dagster.config.file.document import (
     plain,
 )
 from deltaforge_dagster.config.file.ids import derive_ids
-from deltaforge_dagster.config.file.rules import advice, rules, unquoted_nulls
-from deltaforge_dagster.config.file.support import take_unsupported, without_effect
+from deltaforge_dagster.config.file.rules import (
+    advice,
+    rules,
+    take_unsupported,
+    unquoted_nulls,
+    without_effect,
+)
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import SpecError

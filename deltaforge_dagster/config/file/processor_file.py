@@ -11,7 +11,7 @@ from deltaforge_dagster.config.file.document import DocumentProblem, format_path
 from deltaforge_dagster.config.file.ids import derive_processor_ids
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.file.validation import validate
-from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.errors import SpecError
 
 

@@ -17,10 +17,8 @@ from deltaforge_dagster.config.file.document import (
     format_path,
 )
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
-from deltaforge_dagster.config.sources.base import SourceConfig
-from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sources import Snapshot, SourceConfig
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.registry import parse_position, source_types

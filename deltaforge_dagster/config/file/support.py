@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from deltaforge_dagster.config.blocks import bare_type
-from deltaforge_dagster.config.engine.checkpoint import ONLY_STATE
+from deltaforge_dagster.config.engine import ONLY_STATE
 from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem
 from deltaforge_dagster.sinks.registry import broken_sink_types
 from deltaforge_dagster.sources.registry import broken_source_types, no_chaser, source_types

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from deltaforge_dagster.config.blocks import sentence
 from deltaforge_dagster.config.file.document import DocumentPath, DocumentProblem
-from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.processors.processors import CUSTOM
+from deltaforge_dagster.config.processors import CUSTOM
 
 _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Text
-from deltaforge_dagster.config.processors.expressions import Expression
+from deltaforge_dagster.config.processors import Expression
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 

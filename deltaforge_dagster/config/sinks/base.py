@@ -20,8 +20,8 @@ from deltaforge_dagster.config.blocks import (
     Text,
     bare_type,
 )
-from deltaforge_dagster.config.sinks.encoding import Encoding, JsonEncoding
-from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.config.secrets import check_encoded
+from deltaforge_dagster.config.sinks import Encoding, JsonEncoding
 from deltaforge_dagster.errors import SpecError
 
 

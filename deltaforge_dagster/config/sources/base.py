@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from deltaforge_dagster.config.blocks import Block, Text
 
 if TYPE_CHECKING:
-    from deltaforge_dagster.config.sources.snapshot import Snapshot
+    from deltaforge_dagster.config.sources import Snapshot
 
 # `schema.table` or `table`; the first dot is the separator, and a wildcard may only end a part.
 _TABLE_PATTERN = re.compile(r"(?:[^.*%]+[*%]?|[*%]) (?: \. (?:[^*%]+[*%]?|[*%]) )?", re.VERBOSE)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.capture.backlog_job import (
@@ -36,8 +36,7 @@ from deltaforge_dagster.pipeline.capture.backlog_job import (
     WrittenSection,
     written_by,
 )
-from deltaforge_dagster.pipeline.run_context import LeasedRun
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.run_context import LeasedRun, SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceNotes
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import (
     DeltaforgeError,
@@ -26,15 +26,13 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.capture.cutter import Hold, SegmentCutter
 from deltaforge_dagster.pipeline.capture.holds import Holds
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.capture.segments import Hold, Ranges, SegmentCutter
 from deltaforge_dagster.pipeline.control.unread_log import NOTHING
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
 from deltaforge_dagster.pipeline.run_context import LeasedRun
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaApproval
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.pipeline.committed import detachable_sinks, go_on_command, lacking_bytes
-from deltaforge_dagster.pipeline.control.retention import drop_delivered
+from deltaforge_dagster.pipeline.control.journal_space import drop_delivered
 from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.state.records import CheckpointRow

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.pipeline.control.code_versions import CodeParts, chain_part, code_parts
+from deltaforge_dagster.pipeline.control.specs import CodeParts, chain_part, code_parts
 from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import PipelineRow, RangeRow
 from deltaforge_dagster.state.store import StateStore

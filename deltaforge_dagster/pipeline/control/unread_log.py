@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from deltaforge_dagster.pipeline.control.log_looks import behind_since, growth, kept_looks
+from deltaforge_dagster.pipeline.control.unread_log import behind_since, growth, kept_looks
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import MeasuredSource, RetainedLog, Source
 from deltaforge_dagster.sources.registry import parse_position

@@ -29,12 +29,11 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import JournalDamaged, Retryable, Undeliverable
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.deliver.dead_letter_views import views
+from deltaforge_dagster.pipeline.deliver.dead_letters import views
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
-from deltaforge_dagster.pipeline.held_rows import COLUMNS, keys_of, waiting
+from deltaforge_dagster.pipeline.held_rows import COLUMNS, HeldKeys, Keys, keys_of, waiting
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, SegmentRow
 

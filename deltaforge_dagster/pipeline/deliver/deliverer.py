@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from deltaforge_dagster.config.logs import bound, in_context
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
-from deltaforge_dagster.pipeline.deliver.retries import Retries
+from deltaforge_dagster.pipeline.deliver.deliverer import Retries
 from deltaforge_dagster.pipeline.delivery import (
     AwaitsCapture,
     Delivery,

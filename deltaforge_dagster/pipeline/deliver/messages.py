@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deltaforge_dagster.errors import DeltaforgeError, StoreUnavailable
-from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
-from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
 from deltaforge_dagster.pipeline.deliver.redrive import Redriver
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
-from deltaforge_dagster.pipeline.deliver.sender import SegmentSender
+from deltaforge_dagster.pipeline.deliver.sender import SegmentSender, SinkConnection, SinkProgress
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder

@@ -15,7 +15,12 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
 from deltaforge_dagster.pipeline.deliver import resume
-from deltaforge_dagster.pipeline.deliver.resume import JournalPlace, Skip, SkipSegments, SkipToEvent
+from deltaforge_dagster.pipeline.deliver.resumption import (
+    JournalPlace,
+    Skip,
+    SkipSegments,
+    SkipToEvent,
+)
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
 from deltaforge_dagster.sources.registry import parse_position

@@ -16,11 +16,9 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.pipeline.deliver.batches import BatchSettings, cut
-from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
 from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetterWriter, QueueFull
-from deltaforge_dagster.pipeline.deliver.deadline import Deadline
-from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.deliver.sender import Deadline, SinkConnection, SinkProgress
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.failpoints import failpoint

@@ -28,6 +28,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.pipeline.encode.encoder import RegisteredVersions, check_server
 from deltaforge_dagster.pipeline.encode.files import BatchSlice, Spares
 from deltaforge_dagster.pipeline.encode.messages import (
     FRAME_COLUMNS,
@@ -36,12 +37,9 @@ from deltaforge_dagster.pipeline.encode.messages import (
     Share,
     as_frame,
 )
-from deltaforge_dagster.pipeline.encode.probe import check_server
-from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
-from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.encode.segments import EmptyKeys, EncodedSegments
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.tables import fingerprints
 

@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.files import BatchSlice, MappedBatches
 from deltaforge_dagster.pipeline.encode.messages import Route
-from deltaforge_dagster.pipeline.encode.selection import EmptyKeys, select_messages
+from deltaforge_dagster.pipeline.encode.segments import EmptyKeys, select_messages
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.state.records import DeadLetterDepth
 from deltaforge_dagster.state.store import StateStore
 

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import Commands
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
-from deltaforge_dagster.state.gaps import Gap
 from deltaforge_dagster.state.records import CheckpointRow
 from deltaforge_dagster.state.snapshot_records import RECOVERY, UNFINISHED, SnapshotRow
+from deltaforge_dagster.state.source_state import Gap
 from deltaforge_dagster.state.store import StateStore
 
 

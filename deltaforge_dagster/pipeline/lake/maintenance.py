@@ -19,17 +19,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import pending_writer
+from deltaforge_dagster.pipeline.lake.recorded_commits import CommitCopy, FigureReader, last_commit
 from deltaforge_dagster.pipeline.lake.spark_failures import (
     SparkFailure,
     failure_of,
     is_not_found,
     translated,
 )
-from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
     configure,
@@ -37,7 +36,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     table_properties,
 )
 from deltaforge_dagster.pipeline.lake.writer import BRANCH
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import SessionProvider
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
     COMMITTED,

@@ -28,14 +28,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import (
     PendingTarget,
     open_pending,
     replace_pending,
 )
+from deltaforge_dagster.pipeline.lake.recorded_commits import FigureReader, last_commit
 from deltaforge_dagster.pipeline.lake.spark_failures import PASSING, failure_of, translated
-from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
     TableCommit,
@@ -48,7 +47,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     table_label,
     table_properties,
 )
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
@@ -57,8 +56,14 @@ from deltaforge_dagster.sinks.lake.dialect import (
     LakeDialect,
     writer_settings,
 )
-from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
-from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, Truncate, WrittenColumn
+from deltaforge_dagster.sinks.lake.statements import (
+    STAGED,
+    Statements,
+    Truncate,
+    WrittenColumn,
+    quoted,
+    sql_type,
+)
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.writer import FoldTime, TableOwner, WrittenTable, check_names
 from deltaforge_dagster.state.lake_commits import TableFigures

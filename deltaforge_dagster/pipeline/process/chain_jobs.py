@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SparkUnavailable
-from deltaforge_dagster.pipeline.process.expressions import (
+from deltaforge_dagster.pipeline.process.chain_jobs import (
     SqlQuery,
     analysed,
     fragment,
@@ -22,11 +22,10 @@ from deltaforge_dagster.pipeline.process.expressions import (
     spark_schema,
 )
 from deltaforge_dagster.pipeline.process.stages import REPORT, SegmentJob, run_stage
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.processors.chain import ChainSpec
-from deltaforge_dagster.processors.sql.sql import columns_read
-from deltaforge_dagster.processors.sql.transit import transit_schema
+from deltaforge_dagster.processors.sql import columns_read, transit_schema
 
 
 def run_job(

@@ -23,8 +23,7 @@ import pyarrow as pa
 from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
-from deltaforge_dagster.processors.sql.sql import columns_read
-from deltaforge_dagster.processors.sql.transit import Item, note, packed, unpacked
+from deltaforge_dagster.processors.sql import Item, columns_read, note, packed, unpacked
 
 Counts = Mapping[str, Mapping[str, int]]
 """The counts of each processor of a chain."""

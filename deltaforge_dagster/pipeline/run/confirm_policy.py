@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import first_awaited_segment
-from deltaforge_dagster.pipeline.control.durability import durability_gaps
+from deltaforge_dagster.pipeline.health.preflight import durability_gaps
 from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.sources.findings import CAUTION

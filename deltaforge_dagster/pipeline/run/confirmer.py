@@ -13,7 +13,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run.confirm_policy import ConfirmPolicy
+from deltaforge_dagster.pipeline.run.confirmer import ConfirmPolicy
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position

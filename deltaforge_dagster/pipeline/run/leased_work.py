@@ -15,12 +15,11 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
-from deltaforge_dagster.pipeline.control.backpressure import BackPressure
+from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.control.journal_space import BackPressure
 from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
-from deltaforge_dagster.pipeline.health.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.health.health import (
     capture_failed,
     health,
@@ -29,14 +28,12 @@ from deltaforge_dagster.pipeline.health.health import (
     with_remedy,
 )
 from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
-from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
+from deltaforge_dagster.pipeline.health.undelivered import DeadLetterWatch
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run.end import RunEnd
-from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.run.kernels import prepare
-from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
-from deltaforge_dagster.pipeline.run.summary import RunSummary
+from deltaforge_dagster.pipeline.run.leased_work import CaptureWatch, refuse_lost_store
+from deltaforge_dagster.pipeline.run.live import RunOutcome, uninterrupted
+from deltaforge_dagster.pipeline.run.progress import RunEnd, RunSummary
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.pipeline.schemas.live import WarmStart
 from deltaforge_dagster.pipeline.schemas.views import approve_everything

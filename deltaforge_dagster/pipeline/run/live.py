@@ -27,10 +27,8 @@ from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run.interrupts import interrupted_afterwards, uninterrupted
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
-from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
+from deltaforge_dagster.pipeline.run.live import RunOutcome, interrupted_afterwards, uninterrupted
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.diff import changes_of
+from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.schemas.views import changes_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore

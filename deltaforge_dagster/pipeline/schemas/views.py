@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
-from deltaforge_dagster.pipeline.schemas.diff import SchemaDifference, changes_of, differences
+from deltaforge_dagster.pipeline.schemas.views import SchemaDifference, changes_of, differences
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA

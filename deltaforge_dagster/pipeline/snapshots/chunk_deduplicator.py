@@ -19,17 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
-from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS, deduplicated
-from deltaforge_dagster.pipeline.snapshots.relocated_rows import RelocatedRows
+from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaApproval
+from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, RelocatedRows, deduplicated
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.state.holds import SCHEMA

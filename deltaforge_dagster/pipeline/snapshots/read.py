@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sources import Snapshot
 from deltaforge_dagster.errors import (
     NotAllowed,
     Retryable,
@@ -33,18 +33,17 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import RunContext, SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.snapshots.chunk_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.snapshots.read_job import (
     REPORT,
     StageJob,
     WrittenChunk,
     written_by,
 )
-from deltaforge_dagster.pipeline.snapshots.relocated_rows import plan_relocated_rows
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position, parse_read_view
-from deltaforge_dagster.sources.snapshot.base import SnapshotSource
+from deltaforge_dagster.sources.snapshot import SnapshotSource
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.snapshot_records import (
     ChunkRow,

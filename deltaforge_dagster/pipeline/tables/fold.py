@@ -17,8 +17,8 @@ import pyarrow as pa
 from deltaforge_dagster.kernels.message_text import Mask
 from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.pipeline.tables import absent
+from deltaforge_dagster.pipeline.tables.fold import StepPlan
 from deltaforge_dagster.pipeline.tables.keys import key_codes
-from deltaforge_dagster.pipeline.tables.steps import StepPlan
 from deltaforge_dagster.pipeline.tables.typed_files import HASH
 from deltaforge_dagster.sinks.tables.staged import OLD_KEY, ChangePlace, TableMode
 

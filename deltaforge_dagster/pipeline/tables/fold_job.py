@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.tables import absent
-from deltaforge_dagster.pipeline.tables.fold import fold
+from deltaforge_dagster.pipeline.tables.fold import StepPlan, fold
 from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
-from deltaforge_dagster.pipeline.tables.steps import StepPlan
 from deltaforge_dagster.pipeline.tables.typed_files import write_parquet
 from deltaforge_dagster.sinks.tables.staged import ChangePlace, TableMode
 

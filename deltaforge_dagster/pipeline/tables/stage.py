@@ -22,26 +22,32 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import SinkFilter
+from deltaforge_dagster.config.sinks import SinkFilter
 from deltaforge_dagster.errors import SparkUnavailable, TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.encoder import share_out
+from deltaforge_dagster.pipeline.encode.encoder import check_server, share_out
 from deltaforge_dagster.pipeline.encode.messages import source_origin
-from deltaforge_dagster.pipeline.encode.probe import check_server
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
-from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns
-from deltaforge_dagster.pipeline.tables.columns import keeps_values, union
-from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
-from deltaforge_dagster.pipeline.tables.renames import (
+from deltaforge_dagster.pipeline.tables.columns import (
     SAME_NAMES,
+    AddedColumns,
     RowNames,
+    added_columns,
     check_certain,
     commit_columns,
+    keeps_values,
+    union,
+)
+from deltaforge_dagster.pipeline.tables.fold import (
+    FoldedFile,
+    FoldJob,
+    FoldTask,
+    StepPlan,
+    step_plan,
 )
 from deltaforge_dagster.pipeline.tables.reports import REPORT, TaskReport, reported
-from deltaforge_dagster.pipeline.tables.steps import StepPlan, step_plan
 from deltaforge_dagster.pipeline.tables.typed_files import (
     StagePlan,
     TableName,

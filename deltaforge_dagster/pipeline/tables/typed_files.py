@@ -26,9 +26,8 @@ from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import FRAME_COLUMNS, Share
 from deltaforge_dagster.pipeline.tables import absent
-from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns
+from deltaforge_dagster.pipeline.tables.columns import SAME_NAMES, AddedColumns, RowNames
 from deltaforge_dagster.pipeline.tables.keys import Words, key_hashes, normal
-from deltaforge_dagster.pipeline.tables.renames import SAME_NAMES, RowNames
 from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
 from deltaforge_dagster.processors.messages.envelope import (
     EventOrigin,
@@ -37,9 +36,14 @@ from deltaforge_dagster.processors.messages.envelope import (
 )
 from deltaforge_dagster.processors.messages.expansion import RowSelection, selected
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, ChangePlace, TableMode
-from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
-from deltaforge_dagster.typed_rows.tables import TypedTable, VersionName, typed_tables
+from deltaforge_dagster.typed_rows.tables import (
+    TypedRows,
+    TypedTable,
+    VersionName,
+    typed_rows,
+    typed_tables,
+)
 
 TableName: TypeAlias = "tuple[str, str | None, str]"
 """Database, schema and name of a table of the source."""

@@ -24,10 +24,10 @@ import orjson
 import pyarrow as pa
 
 from deltaforge_dagster.errors import ProcessorFailed
-from deltaforge_dagster.processors.columns import replaced
-from deltaforge_dagster.processors.javascript.script import CallLimits, Script
-from deltaforge_dagster.processors.javascript.spelling import has_unusual_numbers
+from deltaforge_dagster.processors.base import replaced
+from deltaforge_dagster.processors.javascript import has_unusual_numbers
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
+from deltaforge_dagster.processors.v8 import CallLimits, Script
 
 _OPS = frozenset("cudrt")
 _NAMES = ("db", "schema", "table")

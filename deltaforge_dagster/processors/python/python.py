@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.processors.processors import PythonProcessor
-from deltaforge_dagster.processors.checks import checked
-from deltaforge_dagster.processors.python.child import FunctionInChild
-from deltaforge_dagster.processors.python.function import GIVEN, KINDS, UserFunction
+from deltaforge_dagster.config.processors import PythonProcessor
+from deltaforge_dagster.processors.base import checked
+from deltaforge_dagster.processors.python_child import FunctionInChild
+from deltaforge_dagster.processors.python_function import GIVEN, KINDS, UserFunction
 
 _NULL_IN_NEW = ("schema_version", "schema_sequence", "synthetic")
 

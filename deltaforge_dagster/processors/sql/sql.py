@@ -18,12 +18,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.processors.expressions import words
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor, words
 from deltaforge_dagster.errors import ProcessorFailed
-from deltaforge_dagster.processors.sql.json_values import json_texts
-from deltaforge_dagster.processors.sql.spliced_fields import with_field, without_field
-from deltaforge_dagster.processors.sql.transit import READABLE, frame_of
+from deltaforge_dagster.processors.sql import READABLE, frame_of
+from deltaforge_dagster.processors.sql_values import json_texts, with_field, without_field
 
 
 def value_column(config: SqlProcessor, expression: str) -> str:

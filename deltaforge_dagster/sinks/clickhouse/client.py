@@ -21,8 +21,8 @@ import orjson
 
 from deltaforge_dagster.errors import SettingsError, SinkUnavailable
 from deltaforge_dagster.folders import unreadable_file
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
-from deltaforge_dagster.sinks.clickhouse.errors import failure
+from deltaforge_dagster.sinks.clickhouse.client import failure
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 
 _ALWAYS = {
     "wait_end_of_query": "1",

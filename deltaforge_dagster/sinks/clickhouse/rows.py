@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.sinks.clickhouse.types import (
+from deltaforge_dagster.sinks.clickhouse.rows import VersionMaker, version_column
+from deltaforge_dagster.sinks.clickhouse.target import (
     DELETED,
     EVENT,
     OP,
@@ -23,9 +24,7 @@ from deltaforge_dagster.sinks.clickhouse.types import (
     column_type,
     is_nullable,
 )
-from deltaforge_dagster.sinks.clickhouse.versions import VersionMaker, version_column
-from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, StagedTable
-from deltaforge_dagster.sinks.tables.staged_files import lacking
+from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, StagedTable, lacking
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
 ABSENT = "_absent"

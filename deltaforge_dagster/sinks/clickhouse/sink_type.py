@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import server_place
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
 from deltaforge_dagster.sinks.tables import consequences
 from deltaforge_dagster.sources.findings import Finding

@@ -18,10 +18,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from deltaforge_dagster.sinks.clickhouse.client import literal, quoted, table_name
-from deltaforge_dagster.sinks.clickhouse.inserts import Inserts
 from deltaforge_dagster.sinks.clickhouse.rows import ABSENT
-from deltaforge_dagster.sinks.clickhouse.target import ClickhouseTarget
-from deltaforge_dagster.sinks.clickhouse.types import DELETED, ROW_COLUMNS, TIME, VERSION, plain
+from deltaforge_dagster.sinks.clickhouse.staging import Inserts
+from deltaforge_dagster.sinks.clickhouse.target import (
+    DELETED,
+    ROW_COLUMNS,
+    TIME,
+    VERSION,
+    ClickhouseTarget,
+    plain,
+)
 from deltaforge_dagster.sinks.tables.staged import OLD_KEY
 
 

@@ -23,7 +23,7 @@ from deltaforge_dagster.sinks.clickhouse.client import (
     quoted,
     table_name,
 )
-from deltaforge_dagster.sinks.clickhouse.types import (
+from deltaforge_dagster.sinks.clickhouse.target import (
     VERSION,
     column_type,
     holds,
@@ -32,9 +32,9 @@ from deltaforge_dagster.sinks.clickhouse.types import (
     own_columns,
     plain,
 )
-from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import (
+    TableColumns,
     TableOwner,
     column_changed,
     column_gone,

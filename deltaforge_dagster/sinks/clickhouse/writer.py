@@ -22,31 +22,31 @@ import pyarrow as pa
 from deltaforge_dagster.errors import PermissionMissing, SinkUnavailable, TableRejected
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient, literal, quoted
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
-from deltaforge_dagster.sinks.clickhouse.inserts import Inserts
 from deltaforge_dagster.sinks.clickhouse.rows import (
     RowMaker,
+    VersionMaker,
+    VersionSpan,
+    has_version,
     insert_batches,
     is_partial,
     place_schema,
+    segment_place,
 )
-from deltaforge_dagster.sinks.clickhouse.staging import Staging
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.staging import Inserts, Staging
 from deltaforge_dagster.sinks.clickhouse.target import (
+    DELETED,
+    EVENT,
+    OP,
+    TIME,
+    VERSION,
     ClickhouseTarget,
     FoundTable,
     TableMark,
     reserved,
     table_label,
 )
-from deltaforge_dagster.sinks.clickhouse.types import DELETED, EVENT, OP, TIME, VERSION
-from deltaforge_dagster.sinks.clickhouse.versions import (
-    VersionMaker,
-    VersionSpan,
-    has_version,
-    segment_place,
-)
-from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
-from deltaforge_dagster.sinks.tables.staged_files import staged_batches
+from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable, staged_batches
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable, check_names, table_gone
 
 _POSITION_BITS = 64

@@ -25,10 +25,9 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.folders import unreadable_file
-from deltaforge_dagster.sinks.deadlines import TimedOut
-from deltaforge_dagster.sinks.http.answers import Refusal, judge
-from deltaforge_dagster.sinks.http.network import Network
-from deltaforge_dagster.sinks.http.requests import HttpRequest, origin_of
+from deltaforge_dagster.sinks.connections import TimedOut
+from deltaforge_dagster.sinks.http.client import Network
+from deltaforge_dagster.sinks.http.requests import HttpRequest, Refusal, judge, origin_of
 
 for _name in ("httpcore", "hpack"):
     logging.getLogger(_name).setLevel(logging.WARNING)  # their log lines contain headers

@@ -27,10 +27,8 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SendGuard, Traffic
-from deltaforge_dagster.sinks.deadlines import TimedOut
-from deltaforge_dagster.sinks.http.answers import Refusal
-from deltaforge_dagster.sinks.http.requests import HttpRequest, HttpRequests, origin_of
-from deltaforge_dagster.sinks.use import Use
+from deltaforge_dagster.sinks.connections import TimedOut, Use
+from deltaforge_dagster.sinks.http.requests import HttpRequest, HttpRequests, Refusal, origin_of
 
 _WAITS = (0.1, 0.2)
 """Seconds between the attempts of a request; there is one more attempt than waits."""

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.sinks.base import SinkBatch, whole_ordinals
-from deltaforge_dagster.sinks.http.config import RESERVED, TOKEN, VALUE
+from deltaforge_dagster.sinks.http.sink_type import RESERVED, TOKEN, VALUE
 
 Header = tuple[bytes, bytes]
 

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition, Traffic
+from deltaforge_dagster.sinks.connections import Use
 from deltaforge_dagster.sinks.http.client import ClientSettings, HttpClient
-from deltaforge_dagster.sinks.http.flight import Flight
 from deltaforge_dagster.sinks.http.requests import HttpRequests, RequestForm
-from deltaforge_dagster.sinks.use import Use
+from deltaforge_dagster.sinks.http.sink import Flight
 
 
 class HttpSink:

@@ -27,7 +27,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.kafka.errors import (
+from deltaforge_dagster.sinks.kafka.client import Batching, KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.librdkafka import (
     UNDELIVERABLE,
     error_of,
     is_auth,
@@ -35,7 +36,6 @@ from deltaforge_dagster.sinks.kafka.errors import (
     translated,
 )
 from deltaforge_dagster.sinks.kafka.producer import Producer
-from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
 
 _SLICE = 0.1
 """Seconds of one wait for the library, and thus the delay until a `close` is noticed."""

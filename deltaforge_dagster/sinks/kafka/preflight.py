@@ -27,11 +27,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.kafka.errors import error_of, translated
-from deltaforge_dagster.sinks.kafka.log import LOG
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
-from deltaforge_dagster.sinks.preflight import not_known
+from deltaforge_dagster.sinks.kafka.client import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.librdkafka import LOG, error_of, translated
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
+from deltaforge_dagster.sinks.registry import not_known
 from deltaforge_dagster.sources.findings import Finding
 
 _NO_TOPIC = "no such topic"

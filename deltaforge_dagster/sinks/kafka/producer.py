@@ -43,7 +43,7 @@ from deltaforge_dagster.sinks.kafka.librdkafka import (
     TOKEN,
     MetadataStruct,
 )
-from deltaforge_dagster.sinks.kafka.log import LOG as LOGGER
+from deltaforge_dagster.sinks.kafka.librdkafka import LOG as LOGGER
 
 _TEXT_BYTES = 512
 """Size of the buffer for the text of an error."""

@@ -17,7 +17,7 @@ from enum import Enum
 
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Traffic
-from deltaforge_dagster.sinks.kafka.config import IS_TRUE
+from deltaforge_dagster.sinks.kafka.sink_type import IS_TRUE
 
 _RECONNECT: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
 """librdkafka waits half of this time before a new client's next connection: the first one, to any

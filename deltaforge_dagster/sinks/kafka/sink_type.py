@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, SparkOptions
 from deltaforge_dagster.sources.findings import Finding
 

@@ -31,10 +31,8 @@ from confluent_kafka import (
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkPosition
-from deltaforge_dagster.sinks.kafka.client import Client
-from deltaforge_dagster.sinks.kafka.errors import error_of, translated
-from deltaforge_dagster.sinks.kafka.log import LOG
-from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.client import Batching, Client, KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.librdkafka import LOG, error_of, translated
 
 _SLICE = 0.5
 _PAUSE = 0.05

@@ -18,7 +18,7 @@ from deltaforge_dagster.sinks.lake.config import (
     PartitionField,
     TableLayout,
 )
-from deltaforge_dagster.sinks.lake.sql import literal, quoted
+from deltaforge_dagster.sinks.lake.statements import literal, quoted
 
 OWNER = "deltaforge.owner"
 """Property of a table: its owner, JSON (`pipeline.lake.target.Ownership`)."""

@@ -12,8 +12,7 @@ from deltaforge_dagster.sinks.lake.config import (
     LakeSinkConfig,
     local_folder,
 )
-from deltaforge_dagster.sinks.preflight import folder_finding
-from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext
+from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, folder_finding
 from deltaforge_dagster.sinks.tables import consequences
 from deltaforge_dagster.sources.findings import Finding
 

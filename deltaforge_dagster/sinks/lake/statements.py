@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
+from deltaforge_dagster.sinks.lake.statements import is_ordered, literal, quoted
 
 STAGED = "deltaforge_staged"
 """The view with the rows of a step."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.errors import SinkRejected, Undeliverable
-from deltaforge_dagster.sinks.nats.commands import MAX_SUBJECT
 from deltaforge_dagster.sinks.nats.link import NatsLink
-from deltaforge_dagster.sinks.nats.pack import Packer
+from deltaforge_dagster.sinks.nats.pack import MAX_SUBJECT, Packer
 from deltaforge_dagster.sinks.nats.stream import Stream, is_wild
 from deltaforge_dagster.sinks.nats.task import Task, Terms
 

@@ -20,10 +20,9 @@ import orjson
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import AuthFailed, SinkRejected, SinkUnavailable
-from deltaforge_dagster.sinks.deadlines import TimedOut, timed, too_late
+from deltaforge_dagster.sinks.connections import TimedOut, timed, too_late
 from deltaforge_dagster.sinks.nats.answers import Answers
-from deltaforge_dagster.sinks.nats.endpoint import Address, Login
-from deltaforge_dagster.sinks.nats.errors import server_error
+from deltaforge_dagster.sinks.nats.link import Address, Login, server_error
 from deltaforge_dagster.sinks.nats.pack import PackedMessages
 
 _PIECE = 1 << 18

@@ -9,9 +9,13 @@ from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource, server_place
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
-from deltaforge_dagster.sinks.preflight import connect_seconds
-from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, SparkOptions
+from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
+from deltaforge_dagster.sinks.registry import (
+    MessageSinkType,
+    SinkContext,
+    SparkOptions,
+    connect_seconds,
+)
 from deltaforge_dagster.sources.findings import Finding, listed
 
 if TYPE_CHECKING:  # it has kernels
@@ -42,7 +46,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
         Raises:
             SpecError: The URL is invalid.
         """
-        from deltaforge_dagster.sinks.nats.endpoint import Login  # noqa: PLC0415 - has kernels
+        from deltaforge_dagster.sinks.nats.link import Login  # noqa: PLC0415 - has kernels
         from deltaforge_dagster.sinks.nats.sink import (  # noqa: PLC0415 - has kernels
             NatsSink,
             subject_pattern,
@@ -117,7 +121,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
 
 def _answers(config: NatsSinkConfig) -> Finding:
     """Return the finding that a server answers, without the user's name or password."""
-    from deltaforge_dagster.sinks.nats.endpoint import addresses  # noqa: PLC0415 - has kernels
+    from deltaforge_dagster.sinks.nats.link import addresses  # noqa: PLC0415 - has kernels
 
     servers = ", ".join(map(str, addresses(config.id, config.url.get_secret_value())))
     text = f"{servers} answers; without `stream` nothing is stored there"
@@ -128,8 +132,8 @@ def _answers(config: NatsSinkConfig) -> Finding:
 
 def _rights(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Finding]:
     """Return the findings on whether the user may publish to subjects, if the server tells."""
-    from deltaforge_dagster.sinks.nats.rights import USER_INFO  # noqa: PLC0415 - has kernels
     from deltaforge_dagster.sinks.nats.sink import subject_pattern  # noqa: PLC0415 - has kernels
+    from deltaforge_dagster.sinks.nats.stream import USER_INFO  # noqa: PLC0415 - has kernels
 
     rights = sink.rights()
     if rights is None:

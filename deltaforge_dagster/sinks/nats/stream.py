@@ -19,14 +19,14 @@ from typing import Any
 
 from deltaforge_dagster.errors import SinkRejected
 from deltaforge_dagster.sinks.base import SinkPosition
-from deltaforge_dagster.sinks.nats.errors import (
+from deltaforge_dagster.sinks.nats.link import (
     NO_MESSAGE,
     NO_STREAM,
     NOBODY_LISTENS,
     ApiError,
+    NatsLink,
     refusal,
 )
-from deltaforge_dagster.sinks.nats.link import NatsLink
 
 _REFERENCE = re.compile(r"([1-9][0-9]*) ([0-9]+)(?: (.*))?$")
 """A position that refers to a message before it: places, ordinal, event id."""

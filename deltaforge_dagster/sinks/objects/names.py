@@ -14,7 +14,7 @@ import datetime as dt
 import hashlib
 
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.objects.config import PERIODS, S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import PERIODS, S3SinkConfig
 from deltaforge_dagster.sinks.tables.staged import ObjectPart
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from deltaforge_dagster.errors import JournalDamaged, SinkUnavailable, StoreUnavailable
 from deltaforge_dagster.journal.storage import open_located
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
-from deltaforge_dagster.sinks.objects.names import object_path
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import ObjectStore
+from deltaforge_dagster.sinks.objects.writer import object_path
 from deltaforge_dagster.sinks.tables.staged import AFTER, BEFORE, IMAGE_META, StagedTable
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 from deltaforge_dagster.typed_rows.schema import TypedSchema

@@ -9,7 +9,7 @@ from pydantic import SecretStr, field_serializer, field_validator, model_validat
 from deltaforge_dagster.config.blocks import Count, Seconds
 from deltaforge_dagster.config.postgres_dsn import checked_dsn
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.sinks.postgres.names import DEFAULT_SCHEMA
+from deltaforge_dagster.sinks.postgres.server import DEFAULT_SCHEMA
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 
 _MOST_PARTS = 2

@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     TableRejected,
 )
-from deltaforge_dagster.sinks.postgres.names import quoted
+from deltaforge_dagster.sinks.postgres.server import quoted
 from deltaforge_dagster.sources.findings import one_line
 
 NOT_PERMITTED = "42501"

@@ -12,9 +12,8 @@ import psycopg
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.postgres import commits
 from deltaforge_dagster.sinks.postgres.commits import CommitsRow
-from deltaforge_dagster.sinks.postgres.names import quoted
-from deltaforge_dagster.sinks.postgres.server import TargetServer
-from deltaforge_dagster.sinks.preflight import not_known
+from deltaforge_dagster.sinks.postgres.server import TargetServer, quoted
+from deltaforge_dagster.sinks.registry import not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")

@@ -13,7 +13,7 @@ from psycopg import conninfo
 
 from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS
 from deltaforge_dagster.errors import DeltaforgeError, SinkRejected
-from deltaforge_dagster.sinks.postgres.errors import connection_error
+from deltaforge_dagster.sinks.postgres.server import connection_error
 
 MIN_VERSION = 150_000
 """The first version with MERGE."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.postgres_dsn import postgres_place
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
 from deltaforge_dagster.sinks.tables import consequences
 from deltaforge_dagster.sources.findings import Finding
@@ -62,8 +62,8 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
         """Check that a new enough server answers, and the role may make and write the tables."""
         import psycopg  # noqa: PLC0415 - client library
 
-        from deltaforge_dagster.sinks.postgres.errors import connection_error  # noqa: PLC0415
         from deltaforge_dagster.sinks.postgres.preflight import findings  # noqa: PLC0415
+        from deltaforge_dagster.sinks.postgres.server import connection_error  # noqa: PLC0415
 
         server = _server(config, context.pipeline)
         try:

@@ -19,9 +19,8 @@ import numpy as np
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkBatch
-from deltaforge_dagster.sinks.redis.endpoint import Address
-from deltaforge_dagster.sinks.redis.errors import Redirected
-from deltaforge_dagster.sinks.redis.node import Node
+from deltaforge_dagster.sinks.redis.cluster import Node
+from deltaforge_dagster.sinks.redis.link import Address, Redirected
 
 _SLOTS = 16_384
 

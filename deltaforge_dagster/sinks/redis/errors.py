@@ -19,8 +19,8 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-from deltaforge_dagster.sinks.deadlines import TimedOut
-from deltaforge_dagster.sinks.redis.endpoint import Address
+from deltaforge_dagster.sinks.connections import TimedOut
+from deltaforge_dagster.sinks.redis.link import Address
 
 _TRANSIENT = frozenset(
     [

@@ -18,11 +18,9 @@ import redis
 from redis import exceptions
 
 from deltaforge_dagster.errors import SinkUnavailable
-from deltaforge_dagster.sinks.deadlines import timed, too_late
-from deltaforge_dagster.sinks.redis.endpoint import Address
-from deltaforge_dagster.sinks.redis.errors import address, refusal
-from deltaforge_dagster.sinks.redis.resp import PackedCommands
-from deltaforge_dagster.sinks.redis.resp_replies import Replies, Verdict
+from deltaforge_dagster.sinks.connections import timed, too_late
+from deltaforge_dagster.sinks.redis.link import Address, address, refusal
+from deltaforge_dagster.sinks.redis.resp import PackedCommands, Replies, Verdict
 
 _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout measures progress."""

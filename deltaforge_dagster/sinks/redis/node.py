@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 import redis
 
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.sinks.redis.errors import translated
-from deltaforge_dagster.sinks.redis.link import Identity, RedisLink
+from deltaforge_dagster.sinks.connections import Use
+from deltaforge_dagster.sinks.redis.link import Identity, RedisLink, translated
 from deltaforge_dagster.sinks.redis.resp import PackedCommands
-from deltaforge_dagster.sinks.use import Use
 
 _DRAIN_SECONDS = 1.0
 

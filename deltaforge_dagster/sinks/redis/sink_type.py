@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
-from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
-from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
+from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
+from deltaforge_dagster.sinks.registry import (
+    MessageSinkType,
+    SinkContext,
+    connect_seconds,
+    not_known,
+)
 from deltaforge_dagster.sources.findings import Finding, listed
 
 if TYPE_CHECKING:  # it has kernels

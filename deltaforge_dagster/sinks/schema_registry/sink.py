@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.kernels.avro_bytes import put_schema_ids
 from deltaforge_dagster.kernels.message_text import layout
 from deltaforge_dagster.sinks.base import (
@@ -26,7 +26,7 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     traffic_of,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
+from deltaforge_dagster.sinks.schema_registry import SchemaRegistryClient
 
 _FINISHED = AVRO_MESSAGES.remove(AVRO_MESSAGES.get_field_index("schema"))
 

@@ -22,11 +22,8 @@ from deltaforge_dagster.sources.findings import (
     retention_level,
 )
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.retention import log_retention
-from deltaforge_dagster.sources.mysql.connection.rights import check_rights
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
-from deltaforge_dagster.sources.mysql.connection.server_log import status
+from deltaforge_dagster.sources.mysql.connection.server_log import log_retention, status
 from deltaforge_dagster.sources.mysql.connection.service import (
     MysqlService,
     SettingChange,
@@ -35,6 +32,8 @@ from deltaforge_dagster.sources.mysql.connection.service import (
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
+from deltaforge_dagster.sources.mysql.source_type import server_id
+from deltaforge_dagster.sources.mysql.stream.dump import check_rights
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (
@@ -27,15 +27,13 @@ from deltaforge_dagster.sources.base import (
     SourceNotes,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, server_log
-from deltaforge_dagster.sources.mysql.connection.retention import log_retention
-from deltaforge_dagster.sources.mysql.connection.rights import check_rights
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
 from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
+from deltaforge_dagster.sources.mysql.decode.transaction_assembler import StreamProgress
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.preflight import coverage, preflight
 from deltaforge_dagster.sources.mysql.schema.catalog import (
@@ -48,10 +46,12 @@ from deltaforge_dagster.sources.mysql.schema.catalog import (
 )
 from deltaforge_dagster.sources.mysql.schema.definitions import key_of, parse_definition, text_of
 from deltaforge_dagster.sources.mysql.snapshot.reader import MysqlSnapshots
-from deltaforge_dagster.sources.mysql.stream import peek
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig, server_id
+from deltaforge_dagster.sources.mysql.stream import log_scan
 from deltaforge_dagster.sources.mysql.stream.dump import (
     PACKET_HEADER,
     SILENCE_SECONDS,
+    check_rights,
     open_dump,
     refusal,
 )
@@ -65,12 +65,10 @@ from deltaforge_dagster.sources.mysql.stream.log_sections import (
     plan_sections,
 )
 from deltaforge_dagster.sources.mysql.stream.prepared import PreparedLog
-from deltaforge_dagster.sources.mysql.stream.progress import StreamProgress
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.stream import ReadBuffer, StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
 
@@ -188,7 +186,7 @@ class MysqlSource:
         Raises:
             PositionLost: The log after `after` is no longer available.
         """
-        return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
+        return log_scan.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
 
     def log_ends(self, seconds: float) -> Generator[object]:
         """Yield the status of the server's log, queried again for each value.

@@ -8,10 +8,10 @@ from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import DetachedRegistry, SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.decoder import LogPlaces, MysqlDecoder
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 
 SAMPLE = bytes.fromhex("""
 2d000001008532576904010000002c000000000000002000040000000000000062696e6c6f672e303030303031755d26

@@ -21,13 +21,13 @@ from deltaforge_dagster.sources.findings import (
     retention_level,
 )
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.postgres.connection.restarts import (
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.service import (
     after_restart,
     more_log,
     no_room,
+    recognized,
 )
-from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
-from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.stream import publications, restart_point, slots
 from deltaforge_dagster.sources.tables import TablePatterns

@@ -17,8 +17,8 @@ from contextlib import closing
 import psycopg
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import (
     CorruptLog,
@@ -30,26 +30,26 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
-from deltaforge_dagster.sources.postgres.connection.restarts import after_restart
 from deltaforge_dagster.sources.postgres.connection.server import (
     PostgresSourceServer,
     identified,
 )
+from deltaforge_dagster.sources.postgres.connection.service import after_restart
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
 from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
-from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.decode.pgoutput import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.preflight import heartbeat_right, preflight
 from deltaforge_dagster.sources.postgres.snapshot.column_fills import CatalogFills
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
     restart_point,
@@ -58,15 +58,15 @@ from deltaforge_dagster.sources.postgres.stream import (
     slots,
     stream_errors,
 )
-from deltaforge_dagster.sources.postgres.stream.heartbeat import Heartbeat
 from deltaforge_dagster.sources.postgres.stream.replication import (
     SILENCE_SECONDS,
     STATUS_SECONDS,
     ReplicationStream,
     start_command,
 )
+from deltaforge_dagster.sources.postgres.stream.slots import Heartbeat
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
+from deltaforge_dagster.sources.stream import ReadBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.config.postgres_dsn import postgres_dsn, postgres_place
 from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.positions import Position, format_lsn
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.postgres.value_types import value_type
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig, value_type
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.tables import Column

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import (
     CorruptLog,
     DeltaforgeError,
@@ -26,7 +26,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
 from deltaforge_dagster.kernels.sha256 import DIGITS, PADDING, WORDS
 from deltaforge_dagster.sources.rows.arrays import text_column
 from deltaforge_dagster.sources.rows.columns import HASH, MASK, ColumnRules, Rule, visible
-from deltaforge_dagster.sources.rows.hidden_values import (
+from deltaforge_dagster.sources.rows.hiding import (
     CODE,
     COLUMN,
     COLUMN_WIDTH,

@@ -8,16 +8,16 @@ import os
 
 from deltaforge_dagster.sources.findings import Finding, absent_tables, finding_errors, listed
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.turso.config import (
+from deltaforge_dagster.sources.turso import native, triggers
+from deltaforge_dagster.sources.turso.connection import TursoSession, identifier
+from deltaforge_dagster.sources.turso.mode import Way, Ways
+from deltaforge_dagster.sources.turso.position import TursoPosition
+from deltaforge_dagster.sources.turso.schema import Definition, captured
+from deltaforge_dagster.sources.turso.source_type import (
     DatabaseFile,
     DatabaseServer,
     TursoSourceConfig,
 )
-from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, identifier
-from deltaforge_dagster.sources.turso.modes import native, triggers
-from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
-from deltaforge_dagster.sources.turso.position import TursoPosition
-from deltaforge_dagster.sources.turso.schema.definitions import Definition, captured
 
 _SECONDS = 20.0
 _MANY_CHANGES = 1_000_000

@@ -27,15 +27,15 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
-from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, Value, identifier
-from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
-from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
+from deltaforge_dagster.sources.rows.snapshot import SnapshotRows
+from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk, ChunkRead
+from deltaforge_dagster.sources.turso.connection import TursoSession, Value, identifier
+from deltaforge_dagster.sources.turso.mode import Way, Ways
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.read_view import TursoReadView
-from deltaforge_dagster.sources.turso.schema.definitions import DB, Definition, captured
+from deltaforge_dagster.sources.turso.schema import DB, Definition, captured
+from deltaforge_dagster.sources.turso.source_type import TursoSourceConfig
+from deltaforge_dagster.sources.turso.values import image, json_value, key_of
 
 _QUESTION_SECONDS = 30.0
 _BATCH_ROWS = 5_000

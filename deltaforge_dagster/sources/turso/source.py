@@ -1,7 +1,7 @@
 """Turso, libSQL and SQLite as a source: a change table, or new rows, polled at intervals.
 
 No server streams a log: the source polls, yields the changes that it found, and polls again after
-`poll_interval_ms`, or at once while there is more. A position belongs to a mode (`modes.mode`); a
+`poll_interval_ms`, or at once while there is more. A position belongs to a mode (`mode`); a
 pipeline keeps the mode of its first position, even with `cdc_mode: auto`.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeVar
 import orjson
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
@@ -29,18 +29,14 @@ from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
-from deltaforge_dagster.sources.turso.connection.files import written
-from deltaforge_dagster.sources.turso.connection.hrana import ResponseTooLarge
-from deltaforge_dagster.sources.turso.connection.sessions import TursoSession
-from deltaforge_dagster.sources.turso.decode.changes import Batches, TursoChange
-from deltaforge_dagster.sources.turso.modes import native, polling, triggers
-from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
-from deltaforge_dagster.sources.turso.modes.native import NativeLog
-from deltaforge_dagster.sources.turso.modes.readings import Part, Reading, Step
+from deltaforge_dagster.sources.turso import native, polling, triggers
+from deltaforge_dagster.sources.turso.changes import Batches, Part, Reading, Step, TursoChange
+from deltaforge_dagster.sources.turso.connection import ResponseTooLarge, TursoSession, written
+from deltaforge_dagster.sources.turso.mode import Way, Ways
+from deltaforge_dagster.sources.turso.native import NativeLog
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.preflight import preflight
-from deltaforge_dagster.sources.turso.schema.definitions import (
+from deltaforge_dagster.sources.turso.schema import (
     DB,
     Definition,
     captured,
@@ -48,6 +44,7 @@ from deltaforge_dagster.sources.turso.schema.definitions import (
     statements,
 )
 from deltaforge_dagster.sources.turso.snapshot import TursoSnapshots
+from deltaforge_dagster.sources.turso.source_type import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)

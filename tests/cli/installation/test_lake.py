@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deltaforge_dagster.installation.lake_jars import installed_jars
+from deltaforge_dagster.installation.maven import Artifact
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.processes.maven import Artifact
 from deltaforge_dagster.resources import lake_jars
-from deltaforge_dagster.resources.lake_jars import installed_jars
 from tests.processes.test_maven import CONTENT, JAR, Repository, serving
 
 OTHER = Artifact("org.other:jar:2", hashlib.sha256(b"other").hexdigest())

@@ -9,16 +9,16 @@ from deltaforge_dagster.config.file.load import (
     LoadedPipeline,
     load_pipeline,
     load_pipelines,
+    load_processors,
 )
-from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sinks.file.config import FileSinkConfig
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
-from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
+from deltaforge_dagster.sinks.file.sink_type import FileSinkConfig
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
+from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
+from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from tests.config.conftest import Write
 
 SOURCE = "spec.source.config"

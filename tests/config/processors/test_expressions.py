@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltaforge_dagster.config.processors.expressions import problem, words
+from deltaforge_dagster.config.processors import problem, words
 
 
 @pytest.mark.parametrize(

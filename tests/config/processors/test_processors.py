@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.config.processors.processors import PythonProcessor
+from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.process.chains import chain_of
 from tests.config.conftest import Write

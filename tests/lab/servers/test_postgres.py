@@ -7,14 +7,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
-
-from deltaforge_dagster.errors import NotAllowed, SettingsError
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation.process import (
     Account,
     package_directory,
     remove_directory,
     temporary_directory,
 )
+
+from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_lab.servers import postgres_programs
 from deltaforge_lab.servers.base import Origin
 from deltaforge_lab.servers.postgres import PostgresServer

@@ -12,7 +12,7 @@ import pytest
 
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.pipeline.control import head_watch
-from deltaforge_dagster.pipeline.control.head_watch import HeadWatch
+from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.postgres.position import LsnPosition

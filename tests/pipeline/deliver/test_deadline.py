@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SinkOverdue, SinkUnavailable
-from deltaforge_dagster.pipeline.deliver.deadline import Deadline
+from deltaforge_dagster.pipeline.deliver.sender import Deadline
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 
 

@@ -9,10 +9,8 @@ from typing import cast
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, SinkUnavailable, Undeliverable
-from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
-from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
-from deltaforge_dagster.pipeline.deliver.sender import SegmentSender
+from deltaforge_dagster.pipeline.deliver.sender import SegmentSender, SinkConnection, SinkProgress
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
 from tests.pipeline.deliver.scene import NAME, SINK, Encoded, Recorder, Scene, place, scene

@@ -14,7 +14,7 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode import probe
-from deltaforge_dagster.pipeline.encode.probe import check_server
+from deltaforge_dagster.pipeline.encode.encoder import check_server
 
 pytestmark = pytest.mark.spark
 

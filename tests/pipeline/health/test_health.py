@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from deltaforge_dagster.assets.health import health_evaluation
+from deltaforge_dagster.assets.pipeline import health_evaluation
 from deltaforge_dagster.config.file.load import (
     BrokenPipeline,
     LoadedPipeline,
@@ -46,7 +46,7 @@ from deltaforge_dagster.pipeline.health.health import (
 )
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.pipeline.run import capture_watch
-from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
+from deltaforge_dagster.pipeline.run.leased_work import CaptureWatch
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition

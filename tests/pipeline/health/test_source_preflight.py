@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deltaforge_dagster.pipeline.health.preflight import preflight
+
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.store import StateStore

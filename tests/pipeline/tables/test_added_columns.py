@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.pipeline.tables.added_columns import added_columns
+from deltaforge_dagster.pipeline.tables.columns import added_columns
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema

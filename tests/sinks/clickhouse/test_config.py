@@ -8,7 +8,7 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 from tests.config.conftest import Write, write
 
 __all__ = ["write"]

@@ -8,8 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from deltaforge_dagster.errors import AuthFailed, SinkUnavailable
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
-from deltaforge_dagster.sinks.clickhouse.sink_type import CLICKHOUSE
+from deltaforge_dagster.sinks.clickhouse.sink_type import CLICKHOUSE, ClickhouseSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 

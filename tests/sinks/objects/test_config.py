@@ -9,7 +9,7 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError, TableRejected
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.tables.config import CommitWhen
 
 PIPELINE = """

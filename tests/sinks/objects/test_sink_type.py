@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SinkRejected
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
-from deltaforge_dagster.sinks.objects.sink_type import S3
+from deltaforge_dagster.sinks.objects.sink_type import S3, S3SinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.sinks.tables.staged import ObjectForm
 from tests.fix_objects import Bucket

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltaforge_dagster.installation.process import free_port
 from pydantic import SecretStr
 
 from deltaforge_dagster.errors import (
@@ -18,9 +19,8 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.objects import stores
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import LocalStore, ObjectStore, RemoteStore, open_store
 from tests.fix_objects import Bucket
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 
 DSN = SecretStr("postgres://copy:not-to-be-seen@localhost/copy")
 

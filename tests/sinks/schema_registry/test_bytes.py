@@ -17,8 +17,7 @@ from deltaforge_dagster.sinks.http.sink import HttpSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.sinks.registry import message_sink_types
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
-from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
+from deltaforge_dagster.sinks.schema_registry import AvroSink, SchemaRegistryClient
 from deltaforge_dagster.testing.sinks import allow
 from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.nats import NatsServer

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltaforge_dagster.installation.process import free_port
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.errors import (
     AuthFailed,
     DeltaforgeError,
@@ -21,9 +22,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-from deltaforge_dagster.processes.process import free_port
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
-from deltaforge_dagster.sinks.schema_registry.preflight import findings
+from deltaforge_dagster.sinks.schema_registry import SchemaRegistryClient, findings
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.fix_schema_registry import StartSchemaRegistry
 from tests.sinks.kafka.test_security import Authority

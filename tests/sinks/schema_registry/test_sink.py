@@ -19,8 +19,7 @@ from deltaforge_dagster.sinks.base import (
     SinkBatch,
     SinkPosition,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
-from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
+from deltaforge_dagster.sinks.schema_registry import AvroSink, SchemaRegistryClient
 from deltaforge_dagster.testing.sinks import allow
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.fix_schema_registry import StartSchemaRegistry

@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 
 import pymysql
 
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig, server_id
 from deltaforge_dagster.sources.mysql.warm import warm
 from deltaforge_dagster.testing.sources import Bench
 from deltaforge_lab.servers.mysql import connect

@@ -19,7 +19,7 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     ROTATE,
     TRANSACTION_PAYLOAD,
 )
-from deltaforge_dagster.sources.mysql.events.nested_events import (
+from deltaforge_dagster.sources.mysql.events.compressed_events import (
     events,
     payload_blocks,
     without_checksum,

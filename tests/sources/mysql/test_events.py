@@ -12,9 +12,9 @@ import pytest
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.decode.decoder import DecodedBinlog
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.gtid_events import parse_tagged_gtid
+from deltaforge_dagster.sources.mysql.events.binlog import parse_tagged_gtid
 from deltaforge_dagster.sources.mysql.events.statements import Xid
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.position import GtidSet
 from deltaforge_lab.synthetic.mysql_events import FILE, SID, SyntheticLog, packed
 from tests.sources.mysql import recorded
 from tests.sources.mysql.decode.test_decoder import (

@@ -12,11 +12,11 @@ from pydantic import SecretStr
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql import preflight
-from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import may_catch_up
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig
 from deltaforge_lab.servers.mysql_service import MysqlServiceServer
 from tests.fix_mysql import FAST
 from tests.sinks.certificates import certificate

@@ -18,7 +18,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
+from deltaforge_dagster.sources.mysql.events.compressed_events import decompressed
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 from deltaforge_dagster.tables import ColumnDetails
 from deltaforge_dagster.testing.sources import (

@@ -24,9 +24,8 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import HeldEvent, ReadLimits
 from deltaforge_dagster.sources.mysql import source
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.stream import dump, peek
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, GtidSet
+from deltaforge_dagster.sources.mysql.stream import dump, log_scan
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.testing.sources import (
@@ -742,7 +741,7 @@ class TestLookingForChanges:
         bench.execute("INSERT INTO other VALUES (1, repeat('x', 1000000))")
         assert is_quiet(bench, start)
 
-        monkeypatch.setattr(peek, "MAX_UNREAD_BYTES", 500_000)
+        monkeypatch.setattr(log_scan, "MAX_UNREAD_BYTES", 500_000)
         assert bench.source().has_changes(start)
 
     def test_a_place_without_gtids_will_do(self, plain_bench: MysqlBench) -> None:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
+from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer
 
 
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=30), st.randoms())

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from deltaforge_dagster.errors import SourceUnavailable
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.stream import StreamSocket
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import turso
 
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.source import TursoSource
+from deltaforge_dagster.sources.turso.source_type import TursoSourceConfig
 from deltaforge_dagster.testing.sources import Bench
 
 _REPEAT = re.compile(r"repeat\('x', (\d+)\)")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from deltaforge_dagster.sources.turso.config import TursoSourceConfig
-from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
+from deltaforge_dagster.sources.turso.connection import HranaDatabase
 from deltaforge_dagster.sources.turso.source import TursoSource
+from deltaforge_dagster.sources.turso.source_type import TursoSourceConfig
 from deltaforge_dagster.testing.sources import (
     LIMITS,
     Taken,

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
+from deltaforge_dagster.sources.turso.connection import HranaDatabase
 from tests.sources.turso.served import check_a_pipelines_life
 
 pytestmark = pytest.mark.soak("versions")

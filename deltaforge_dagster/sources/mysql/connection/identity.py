@@ -15,7 +15,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.column_types import described_type, labels, labels_text
+from deltaforge_dagster.sources.mysql.schema.columns import described_type, labels, labels_text
 from deltaforge_dagster.tables import Column, TableSchema
 
 

@@ -2,7 +2,7 @@
 
 Managed services refuse `SET PERSIST` and `SET GLOBAL`: their settings are changed outside the
 server, in a parameter group, in flags or in server parameters. Amazon's services also have their
-own setting for how long the binary log is kept (`retention`).
+own setting for how long the binary log is kept (`server_log`).
 
 A service is recognized by what its server reports: the paths of its files, a part of its version,
 and variables that no other server has. The host's name counts only if none of these tell: an alias

@@ -9,7 +9,7 @@ clock: its output depends only on the bytes of the stream, not on how they are d
 
 Some events stand for others: a compressed transaction contains them, and the commit of a prepared
 XA transaction refers to earlier ones. These go through the same rounds, as streams within the
-stream (`events.nested_events`), one block at a time.
+stream (`events.compressed_events`), one block at a time.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
     PositionTracker,
     TransactionAssembler,
 )
-from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
+from deltaforge_dagster.sources.mysql.events.compressed_events import NestedEvents
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
@@ -74,7 +74,7 @@ from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
+from deltaforge_dagster.sources.stream import BUFFER_BYTES
 
 _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
 

@@ -27,14 +27,13 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     UNKNOWN_SERVER,
     LogServer,
 )
-from deltaforge_dagster.sources.mysql.events.sql_text import SqlSession, plain
+from deltaforge_dagster.sources.mysql.events.sql_text import Name, SqlSession, plain
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.column_changes import column_changes
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
     apply,
+    column_changes,
     fit,
     lacks_charsets,
     table_of_statement,

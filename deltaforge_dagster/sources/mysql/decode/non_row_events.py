@@ -70,31 +70,33 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import Transa
 from deltaforge_dagster.sources.mysql.events.binlog import (
     EVENT_NAMES,
     HEADER,
+    GtidEvent,
     QueryEvent,
     has_checksums,
     left_out,
     log_server,
     parse_query,
     parse_rotate,
-)
-from deltaforge_dagster.sources.mysql.events.gtid_events import (
-    GtidEvent,
     parse_tagged_gtid,
     tag_hash,
 )
-from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
-from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents, payload_blocks
+from deltaforge_dagster.sources.mysql.events.compressed_events import (
+    NestedEvents,
+    decompressed,
+    payload_blocks,
+)
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import (
+    DdlEffect,
     Statement,
     StatementKind,
     Xid,
     statement,
+    table_changes,
     xid_of,
 )
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, table_changes
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.log_scan import table_of
 from deltaforge_dagster.sources.mysql.stream.prepared import (

@@ -22,10 +22,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE
-from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
+from deltaforge_dagster.kernels.json_strings import write_base64, write_utf_8
 from deltaforge_dagster.kernels.json_text import INVALID, write_null
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    CLOSE_BRACE,
+    COMMA,
+    OPEN_BRACE,
+    QUOTE,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
+)
 from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_DEFAULT,
     COLUMN_DEFAULT_END,
@@ -59,28 +67,27 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TX_TAG,
     TX_TS_US,
 )
-from deltaforge_dagster.sources.mysql.values.fixed_binary import (
-    write_inet4,
-    write_inet6,
-    write_uuid,
-)
-from deltaforge_dagster.sources.mysql.values.floats import write_float, write_vector
 from deltaforge_dagster.sources.mysql.values.json_binary import write_json
 from deltaforge_dagster.sources.mysql.values.numbers import (
     read_8,
     read_big,
     read_size,
     read_unsigned,
+    write_float,
+    write_vector,
 )
 from deltaforge_dagster.sources.mysql.values.scalars import (
     write_date,
     write_datetime,
     write_decimal,
+    write_inet4,
+    write_inet6,
     write_micros,
     write_signed,
     write_time,
     write_timestamp,
     write_unsigned,
+    write_uuid,
 )
 from deltaforge_dagster.sources.mysql.values.texts import (
     CodePoints,

@@ -72,8 +72,13 @@ from deltaforge_dagster.sources.mysql.events.binlog import (
     WRITE_ROWS_1,
     WRITE_ROWS_2,
 )
-from deltaforge_dagster.sources.mysql.values.floats import VECTOR_GROWTH
-from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, read_48, read_size
+from deltaforge_dagster.sources.mysql.values.numbers import (
+    VECTOR_GROWTH,
+    read_8,
+    read_16,
+    read_48,
+    read_size,
+)
 from deltaforge_dagster.sources.mysql.values.types import BLOB, BYTES, JSON, UTF_8_TEXT, VECTOR
 
 _EXACT = 1 << 16

@@ -28,8 +28,18 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
                           its highest bit: Int56 commit time on the first server follows | ...
      38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
                           | gtrid | bqual                                       see `prepared`
-     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `nested_events`, `gtid_events`
-     160-172              MariaDB's own               see `mariadb_events`
+     40 TRANSACTION_PAYLOAD                       see `compressed_events`
+     42 GTID_TAGGED                               see below
+    160 ANNOTATE_ROWS, 161 BINLOG_CHECKPOINT, 163 GTID_LIST: MariaDB's; no change, skipped
+    162 MariaDB's GTID    Int64 number | Int32 domain | Int8 flags | 2: Int64 group of commits
+                          | 64, 128: Int32 format, Int8 size of gtrid, Int8 of bqual, gtrid, bqual
+                          | Int8 more flags | ... ; the server is that of the event's header
+      flags               1 standalone: a statement follows, such as DDL or XA COMMIT; otherwise
+                          a transaction follows, without QUERY `BEGIN`
+                          64 an XA transaction, without QUERY `XA START`; 128 one that ends it
+      more flags          2 ALTER TABLE begins, 4 and 8 it ends or fails (binlog_alter_two_phase)
+    164 START_ENCRYPTION  MariaDB's file is encrypted, but the dump stream is not: skipped
+    165-171               MariaDB's compressed events                see `compressed_events`
      5 INTVAR, 13 RAND, 14 USER_VAR: values for the next statement: skipped
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, skipped, like any event whose flags
@@ -39,20 +49,41 @@ A transaction consists of GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN
 TABLE_MAP and ROWS events, and XID or QUERY `COMMIT`; everything after the GTID may be inside a
 TRANSACTION_PAYLOAD. A DDL statement is GTID and QUERY alone. An XA transaction is GTID, QUERY `XA
 START`, TABLE_MAP and ROWS events, QUERY `XA END`, XA_PREPARE, and later, as a separate transaction,
-GTID and QUERY `XA COMMIT` or `XA ROLLBACK`.
+GTID and QUERY `XA COMMIT` or `XA ROLLBACK`. MariaDB's manual ("Replication Protocol") describes its
+events; inside a transaction, they have no end position.
 
 The kernels (`decode.scan`, `decode.rows`) read the frequent events. This module has the types of
-all events, the parsers of QUERY, ROTATE and FORMAT_DESCRIPTION, and the names of events for errors.
+all events, the parsers of QUERY, ROTATE, FORMAT_DESCRIPTION and GTID, and the names of events for
+errors.
+
+GTID_TAGGED (MySQL 8.3 and later) has no fixed offsets: it is a message of the server's
+serialization library (manual of the server's source: "PageLibsMysqlSerialization"; fields as in
+`Gtid_event::define_fields`)::
+
+    version 1 | size of the message, from here back to its start | last field that must be known, +
+    1
+    | for each field that is there: number of the field | value
+
+      0 flags   1 UUID, a number per byte   2 number of the GTID (signed)   3 tag: size, text
+      4, 5 clocks (signed)   6 commit time on this server   7 on the first server, if it is another
+      8 size of the transaction   9 version of this server   10 of the first server
+      11 commit group
+
+All its numbers have a variable size: the number of low-order one bits of the first byte says how
+many bytes follow. The value, little-endian, begins above the zero bit after them. A signed number
+has its sign in the lowest bit; if it is negative, the other bits are inverted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
+import uuid
 import zlib
 from dataclasses import dataclass
 
-from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.events.sql_text import SqlSession, decoded, plain
 
 HEADER = 19
@@ -320,3 +351,128 @@ def first_words(sql: str, count: int = 2) -> str:
         words.append(word[1].upper())
         at = word.end()
     return " ".join(words)
+
+
+_VERSION = 1
+_UUID, _NUMBER, _TAG, _COMMITTED, _FIRST_COMMITTED = 1, 2, 3, 6, 7
+_SIGNED = (_NUMBER, 4, 5)
+_FIELDS = 12
+_UUID_SIZE = 16
+_MAX_TAG = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GtidEvent:
+    """The GTID of a transaction.
+
+    Attributes:
+        sid: The server's UUID, 16 bytes.
+        number: The number of the GTID.
+        tag: The tag, "" for none.
+        ts_us: When the transaction was first committed, in microseconds since 1970; 0 if unknown.
+    """
+
+    sid: bytes
+    number: int
+    tag: str
+    ts_us: int
+
+    @property
+    def server(self) -> str:
+        """The server's UUID as text."""
+        return str(uuid.UUID(bytes=self.sid))
+
+
+def parse_gtid(kind: int, body: bytes) -> GtidEvent | None:
+    """Parse the body of a GTID or GTID_TAGGED event; return None for any other type of event.
+
+    The commit time is only read from GTID_TAGGED events.
+
+    Args:
+        kind: Type of the event.
+        body: The event without its header.
+
+    Raises:
+        CorruptLog: The body does not follow the format.
+        UnsupportedEvent: A GTID_TAGGED event has an unknown field that a reader must know.
+    """
+    if kind == GTID_TAGGED:
+        return parse_tagged_gtid(body)
+    if kind != GTID:
+        return None
+    if len(body) < 25:
+        raise CorruptLog("a GTID event that is too short")
+    return GtidEvent(body[1:17], int.from_bytes(body[17:25], "little"), "", 0)
+
+
+def tag_hash(tag: str) -> int:
+    """Return a tag's number in the kernels' arrays: a 63-bit hash, never 0; 0 for no tag."""
+    if not tag:
+        return 0
+    digest = hashlib.blake2b(tag.encode(), digest_size=8, person=b"gtid_tag").digest()
+    return int.from_bytes(digest, "little") >> 1 or 1
+
+
+class _MessageReader(FieldReader):
+    """Reads the numbers of variable size in a GTID_TAGGED event."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body, "a GTID_TAGGED event")
+
+    def unsigned(self) -> int:
+        first = self.number(1)
+        more = 0
+        while first >> more & 1:
+            more += 1
+        rest = self.number(more)
+        if more == 8:  # the first byte is all ones, and the value follows it
+            return rest
+        return (rest << 8 | first) >> (more + 1)
+
+    def signed(self) -> int:
+        number = self.unsigned()
+        return ~(number >> 1) if number & 1 else number >> 1
+
+    def octets(self, size: int) -> bytes:
+        numbers = [self.unsigned() for _ in range(size)]
+        if max(numbers) > 0xFF:
+            raise CorruptLog("a GTID_TAGGED event with a number where a byte should be")
+        return bytes(numbers)
+
+
+def parse_tagged_gtid(body: bytes) -> GtidEvent:
+    """Parse the body of a GTID_TAGGED event.
+
+    Raises:
+        CorruptLog: The body does not follow the format.
+        UnsupportedEvent: It has an unknown field that a reader must know.
+    """
+    message = _MessageReader(body)
+    version, size, needed = message.unsigned(), message.unsigned(), message.unsigned()
+    if version != _VERSION or needed > _FIELDS:
+        raise UnsupportedEvent(
+            f"a GTID_TAGGED event of version {version}, with a field {needed - 1} that must be"
+            " known"
+        )
+    if not message.at <= size <= len(body):
+        raise CorruptLog("a GTID_TAGGED event with a size that is none")
+    sid, tag = bytes(_UUID_SIZE), b""
+    numbers: dict[int, int] = {}
+    last = -1
+    while message.at < size:
+        field = message.unsigned()
+        if field <= last:
+            raise CorruptLog("a GTID_TAGGED event with fields out of order")
+        last = field
+        if field == _UUID:
+            sid = message.octets(_UUID_SIZE)
+        elif field == _TAG:
+            tag = message.read(min(message.unsigned(), _MAX_TAG + 1))
+        elif field < _FIELDS:
+            numbers[field] = message.signed() if field in _SIGNED else message.unsigned()
+        else:
+            break  # a field of a later version, which a reader need not know
+    if numbers.get(_NUMBER, 0) < 1 or len(tag) > _MAX_TAG or not tag.isascii():
+        raise CorruptLog("a GTID_TAGGED event without a GTID")
+    committed = numbers.get(_FIRST_COMMITTED, numbers.get(_COMMITTED, 0))
+    return GtidEvent(sid, numbers[_NUMBER], tag.decode(), committed)

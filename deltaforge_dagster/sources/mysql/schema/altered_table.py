@@ -10,26 +10,27 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltaforge_dagster.sources.mysql.events.table_map import (
-    CatalogColumn,
-    CatalogTable,
-    ColumnDefault,
-)
-from deltaforge_dagster.sources.mysql.schema.column_types import (
-    ANY_TEXT,
-    TEXTS,
-    column_type,
-    is_binary,
-    is_text,
-    labels,
-)
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+from deltaforge_dagster.sources.mysql.events.sql_text import (
     NotUnderstoodError,
     TokenKind,
     TokenReader,
     items,
 )
-from deltaforge_dagster.sources.mysql.schema.defaults import NULL, implicit_default
+from deltaforge_dagster.sources.mysql.events.table_map import (
+    CatalogColumn,
+    CatalogTable,
+    ColumnDefault,
+)
+from deltaforge_dagster.sources.mysql.schema.columns import (
+    ANY_TEXT,
+    NULL,
+    TEXTS,
+    column_type,
+    implicit_default,
+    is_binary,
+    is_text,
+    labels,
+)
 from deltaforge_dagster.sources.mysql.values.charsets import any_collation
 
 

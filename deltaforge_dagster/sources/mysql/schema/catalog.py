@@ -25,16 +25,15 @@ from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
 from deltaforge_dagster.sources.mysql.events import binlog
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
+from deltaforge_dagster.sources.mysql.events.statements import DdlEffect, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.column_changes import column_changes
-from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
-from deltaforge_dagster.sources.mysql.schema.ddl import DdlEffect, TableChange, table_changes
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
-from deltaforge_dagster.sources.mysql.schema.defaults import catalog_default
+from deltaforge_dagster.sources.mysql.schema.columns import catalog_default, is_binary, labels
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
     apply,
+    column_changes,
     fit,
     is_table,
     key_of,

@@ -39,6 +39,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
 )
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.events.binlog import UNKNOWN_SERVER, LogServer
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.table_map import (
     ID_SIZE,
     CatalogTable,
@@ -46,9 +47,12 @@ from deltaforge_dagster.sources.mysql.events.table_map import (
     Unknown,
     parse_table_map,
 )
-from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
-from deltaforge_dagster.sources.mysql.schema.defaults import default_json
+from deltaforge_dagster.sources.mysql.schema.columns import (
+    ANY_SIGN,
+    default_json,
+    is_unsigned,
+    labels_text,
+)
 from deltaforge_dagster.sources.mysql.values.charsets import (
     BINARY_COLLATION,
     Charset,
@@ -98,7 +102,7 @@ class TableCatalog(Protocol):
             table: Its name.
             types: The columns' types in the log, in the notation of
                 `information_schema.columns.column_type`, without labels; integers whose sign the
-                log does not say end in `column_types.ANY_SIGN`.
+                log does not say end in `columns.ANY_SIGN`.
             position: Where the log describes the table.
             charsets: Whether the character sets of texts must be known, because the log lacks them.
         """

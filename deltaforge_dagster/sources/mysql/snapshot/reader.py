@@ -37,12 +37,12 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.mysql.connection import server_log
-from deltaforge_dagster.sources.mysql.connection.retention import log_retention
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSession, MysqlSourceServer
+from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
 from deltaforge_dagster.sources.mysql.connection.service import service_of
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables
-from deltaforge_dagster.sources.mysql.schema.column_types import described_type, labels, labels_text
+from deltaforge_dagster.sources.mysql.schema.columns import described_type, labels, labels_text
 from deltaforge_dagster.sources.mysql.snapshot import chunks
 from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, PositionReadView
 from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, send_query
@@ -55,9 +55,9 @@ from deltaforge_dagster.sources.mysql.snapshot.selected import (
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, ReadView
-from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
+from deltaforge_dagster.sources.rows.snapshot import SnapshotRows
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, ReadView
+from deltaforge_dagster.sources.stream import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import Column, TableSchema
 

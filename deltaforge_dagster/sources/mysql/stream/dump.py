@@ -1,29 +1,41 @@
-"""Request a stream of the binary log, as a replica does.
+"""Request a stream of the binary log, as a replica does, and test whether the user may do so.
 
 MySQL protocol, "COM_BINLOG_DUMP" and "COM_BINLOG_DUMP_GTID"; numbers are little-endian::
 
     0x12  Int32 position | Int16 flags | Int32 server id | file name
     0x1e  Int16 flags | Int32 server id | Int32 size of name | name | Int64 position
-          | Int32 size of set | GTID set (see `gtid`)
+          | Int32 size of set | GTID set (see `position`)
 
 The first command starts at an offset of a file; the second sends every transaction that is not in
 the set. MariaDB has only the first, and takes GTIDs from a session variable. If two readers have
 the same server id, the server ends the older one: so the connection of a reader that died is
 replaced by its successor.
+
+The user's grants are not parsed: a service may grant by roles, or through a procedure, and MariaDB
+shows a grant only to its holder. Instead, `check_rights` requests the log from a file that no
+server has: the server checks the privilege first, and then has nothing to send. (A registration as
+a replica, COM_REGISTER_SLAVE, would stay in the server's list of replicas until the server
+restarts.)
 """
 
 from __future__ import annotations
 
 import struct
 
+import pymysql
+
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.connection.identity import check_same
-from deltaforge_dagster.sources.mysql.connection.refusals import translate
+from deltaforge_dagster.sources.mysql.connection.refusals import DUMP_ENDED, translate
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
-from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
-from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
-from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
+from deltaforge_dagster.sources.mysql.position import (
+    BinlogPosition,
+    DomainGtids,
+    GtidSet,
+    is_of_mariadb,
+)
+from deltaforge_dagster.sources.stream import StreamSocket
 
 HEARTBEAT_SECONDS = 15
 PACKET_HEADER = 4
@@ -129,3 +141,29 @@ def refusal(server: MysqlSourceServer, packet: bytes) -> DeltaforgeError:
     return translate(
         number, packet[9:].decode(errors="replace"), server.where, server.user, server.account
     )
+
+
+_NO_FILE = b"deltaforge-asks-whether-it-may.000000"
+
+
+def check_rights(server: MysqlSourceServer, reader_id: int, seconds: float) -> None:
+    """Check that the user may list the log's files and request the log as a replica does.
+
+    Args:
+        server: The server.
+        reader_id: A server id that no replica of the server has.
+        seconds: Time limit for both.
+
+    Raises:
+        PermissionMissing: The server refuses; the remedy grants both rights.
+        DeltaforgeError: As `refusals` translates the server's error.
+    """
+    with server.query(seconds) as session:
+        log_files(session)
+        body = struct.pack("<IHI", FILE_START, _NON_BLOCK, reader_id) + _NO_FILE
+        try:
+            session.send(_COM_BINLOG_DUMP, body)
+        except pymysql.MySQLError as error:
+            # The server checks the privilege before it finds that the file is missing.
+            if error.args[0] != DUMP_ENDED:
+                raise

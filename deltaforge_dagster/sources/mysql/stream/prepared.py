@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import CorruptLog, PositionLost
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.events import binlog
-from deltaforge_dagster.sources.mysql.events.nested_events import (
+from deltaforge_dagster.sources.mysql.events.compressed_events import (
     events,
     payload_blocks,
     without_checksum,
@@ -25,7 +25,7 @@ from deltaforge_dagster.sources.mysql.events.nested_events import (
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, Seen
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
+from deltaforge_dagster.sources.stream import BUFFER_BYTES
 
 MAX_KEPT_BYTES = 64 << 20
 """Limit for the events of all prepared transactions in memory."""

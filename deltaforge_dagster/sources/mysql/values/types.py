@@ -51,7 +51,7 @@ formats of values::
                               without trailing spaces, of a BINARY without trailing zero bytes
     BLOB 252, JSON 245, GEOMETRY 255, VECTOR 242    1 to 4 bytes size; value
 
-MariaDB's UUID and INET6 are BINARY(16) in the log, and INET4 is BINARY(4) (`fixed_binary`).
+MariaDB's UUID and INET6 are BINARY(16) in the log, and INET4 is BINARY(4) (`scalars`).
 """
 
 from __future__ import annotations
@@ -60,10 +60,14 @@ from dataclasses import dataclass, replace
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form, single_line
-from deltaforge_dagster.sources.mysql.values.fixed_binary import INET4_ROOM, INET6_ROOM, UUID_ROOM
-from deltaforge_dagster.sources.mysql.values.floats import FLOAT_ROOM
 from deltaforge_dagster.sources.mysql.values.json_binary import DOCUMENT_ROOM
-from deltaforge_dagster.sources.mysql.values.scalars import decimal_size
+from deltaforge_dagster.sources.mysql.values.numbers import FLOAT_ROOM
+from deltaforge_dagster.sources.mysql.values.scalars import (
+    INET4_ROOM,
+    INET6_ROOM,
+    UUID_ROOM,
+    decimal_size,
+)
 
 (
     SIGNED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 
 

@@ -27,7 +27,6 @@ from psycopg.pq import TransactionStatus
 from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
-from deltaforge_dagster.sources.postgres.connection.poolers import PROTOCOL_VIOLATION, pooled
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
     NOT_SUPPORTED,
@@ -35,9 +34,10 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     may_not_replicate,
     translate,
 )
+from deltaforge_dagster.sources.postgres.connection.server import PROTOCOL_VIOLATION, pooled
 from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.position import parse_lsn
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
+from deltaforge_dagster.sources.stream import SocketTimeLimit
 
 SETTINGS = {
     "client_encoding": "UTF8",

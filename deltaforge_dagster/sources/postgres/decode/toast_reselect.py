@@ -22,7 +22,7 @@ from deltaforge_dagster.sources.postgres.decode.rows import (
     RESELECTED_START,
     RESELECTED_WIDTH,
 )
-from deltaforge_dagster.sources.postgres.decode.unchanged_toast import (
+from deltaforge_dagster.sources.postgres.decode.toast_reselect import (
     HOLE_COLUMN,
     HOLE_ROW,
     HOLE_START,

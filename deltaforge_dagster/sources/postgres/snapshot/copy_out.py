@@ -19,7 +19,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn
 
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import (
+from deltaforge_dagster.sources.postgres.snapshot.copy_out import (
     BUFFER_IS_FULL,
     FAILED,
     FUNCTIONS,

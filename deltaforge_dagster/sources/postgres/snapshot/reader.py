@@ -30,10 +30,10 @@ from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
-from deltaforge_dagster.sources.postgres.connection.log_end import insert_lsn
+from deltaforge_dagster.sources.postgres.connection.identity import insert_lsn
 from deltaforge_dagster.sources.postgres.connection.refusals import translate
-from deltaforge_dagster.sources.postgres.connection.restarts import more_log
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.service import more_log
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot import chunks
@@ -42,9 +42,9 @@ from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, Xi
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
+from deltaforge_dagster.sources.rows.snapshot import SnapshotRows
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead
+from deltaforge_dagster.sources.stream import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
 

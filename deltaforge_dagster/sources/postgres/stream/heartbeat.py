@@ -12,7 +12,7 @@ import threading
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 
 logger = logging.getLogger(__name__)
 

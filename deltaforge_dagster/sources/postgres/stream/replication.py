@@ -23,11 +23,11 @@ from psycopg import sql
 
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
-from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.decode.pgoutput import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
+from deltaforge_dagster.sources.stream import StreamSocket
 
 STATUS_SECONDS = 1.0
 SILENCE_SECONDS = 60.0

@@ -7,10 +7,10 @@ from psycopg import sql
 
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 

@@ -25,10 +25,9 @@ from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate
-from deltaforge_dagster.sources.postgres.connection.restarts import more_log, no_room
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
-from deltaforge_dagster.sources.postgres.connection.service import recognized
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.connection.service import more_log, no_room, recognized
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT, MESSAGES_VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.sources.findings import one_line
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.connection.refusals import translate
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
 

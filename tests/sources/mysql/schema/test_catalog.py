@@ -10,7 +10,7 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.schema.catalog import MysqlCatalog
-from deltaforge_dagster.sources.mysql.schema.column_types import labels
+from deltaforge_dagster.sources.mysql.schema.columns import labels
 from deltaforge_dagster.tables import ColumnDetails
 from deltaforge_dagster.testing.sources import (
     Versions,

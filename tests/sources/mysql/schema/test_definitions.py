@@ -12,10 +12,10 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.binlog import QueryEvent
+from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import read_tables
-from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import Definitions, apply
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
 from deltaforge_dagster.testing.sources import Taken, Versions, take

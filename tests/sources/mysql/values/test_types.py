@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
-from deltaforge_dagster.sources.mysql.schema.column_types import described_type
+from deltaforge_dagster.sources.mysql.schema.columns import described_type
 from deltaforge_dagster.sources.mysql.values.types import LogType, ValueForms, log_type, value_type
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from deltaforge_dagster.config.engine.engine import PostgresOptions
+from deltaforge_dagster.config.engine import PostgresOptions
 from deltaforge_dagster.errors import DeltaforgeError, PositionLost, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.stream import slots
-from deltaforge_dagster.sources.postgres.stream.stream_errors import refusal
+from deltaforge_dagster.sources.postgres.stream.replication import refusal
 from deltaforge_dagster.testing.sources import LIMITS, Versions, insert, inserts, take, whole
 from tests.faulty_proxy import FaultyProxy
 from tests.fix_postgres import PostgresVersion, StartPostgres

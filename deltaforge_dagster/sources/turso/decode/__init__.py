@@ -1,1 +1,0 @@
-"""Rows of SQLite as change batches."""

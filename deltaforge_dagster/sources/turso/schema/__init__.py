@@ -1,1 +1,0 @@
-"""Tables of SQLite: their definitions, now and at a position of the change table."""
