@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.message_text import layout, slices
+from deltaforge_dagster.kernels.runtime import (
     BACKSLASH,
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -30,9 +31,10 @@ from deltaforge_dagster.kernels.characters import (
     OPEN_BRACE,
     OPEN_BRACKET,
     QUOTE,
+    Bytes,
+    kernel,
+    read_only,
 )
-from deltaforge_dagster.kernels.message_text import layout, slices
-from deltaforge_dagster.kernels.runtime import Bytes, kernel, read_only
 
 _Ints: TypeAlias = npt.NDArray[np.int32]
 

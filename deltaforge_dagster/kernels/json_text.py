@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.runtime import (
     BACKSLASH,
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -52,8 +52,10 @@ from deltaforge_dagster.kernels.characters import (
     UPPER_E,
     UPPER_T,
     ZERO,
+    Bytes,
+    copy,
+    kernel,
 )
-from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
 
 INVALID = -1
 """Returned instead of an offset: the text is not of the kernel's kind."""

@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import MINUS
-from deltaforge_dagster.kernels.runtime import Longs
+from deltaforge_dagster.kernels.runtime import MINUS, Longs
 from deltaforge_dagster.sensing.declared import Declared
 from deltaforge_dagster.sensing.groups import KIND_BITS, Flags, Groups
 from deltaforge_dagster.sensing.paths import ROOT, child

@@ -24,7 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
+from deltaforge_dagster.kernels.message_text import layout, slices
+from deltaforge_dagster.kernels.runtime import (
     BACKSLASH,
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -39,10 +41,10 @@ from deltaforge_dagster.kernels.characters import (
     OPEN_BRACKET,
     QUOTE,
     UPPER_E,
+    Bytes,
+    Longs,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
-from deltaforge_dagster.kernels.message_text import layout, slices
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.sensing.paths import (
     ANY,
     ANY_SYMBOL,

@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.config.sensing import Sampling, SchemaSensing, Selection
-from deltaforge_dagster.kernels.characters import OPEN_BRACE, OPEN_BRACKET
-from deltaforge_dagster.kernels.runtime import Longs
+from deltaforge_dagster.kernels.runtime import OPEN_BRACE, OPEN_BRACKET, Longs
 from deltaforge_dagster.sensing.coded import coded
 from deltaforge_dagster.sensing.declared import Declared
 from deltaforge_dagster.sensing.drift import Drift

@@ -9,8 +9,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import TAB
-from deltaforge_dagster.kernels.runtime import Bytes
+from deltaforge_dagster.kernels.runtime import TAB, Bytes
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 

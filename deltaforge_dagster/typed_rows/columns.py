@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.kernels.characters import MINUS, NINE, QUOTE
 from deltaforge_dagster.kernels.message_text import slices
+from deltaforge_dagster.kernels.runtime import MINUS, NINE, QUOTE
 from deltaforge_dagster.sources.value_types import Kind, ValueType
 from deltaforge_dagster.typed_rows import exact
 from deltaforge_dagster.typed_rows.cells import (

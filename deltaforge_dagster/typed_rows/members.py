@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
+from deltaforge_dagster.kernels.json_strings import is_utf_8, write_plain
+from deltaforge_dagster.kernels.json_text import UNCHANGED, equals
+from deltaforge_dagster.kernels.runtime import (
     BACKSLASH,
     CLOSE_BRACKET,
     COLON,
@@ -20,12 +23,10 @@ from deltaforge_dagster.kernels.characters import (
     OPEN_BRACE,
     OPEN_BRACKET,
     QUOTE,
+    Bytes,
+    Longs,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_bytes import is_utf_8
-from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
-from deltaforge_dagster.kernels.json_strings import write_plain
-from deltaforge_dagster.kernels.json_text import UNCHANGED, equals
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.typed_rows.cells import ABSENT, NOT_OF_TYPE, NULL, VALUE, Ints
 
 KNOWN, UNKNOWN_MEMBER, NO_OBJECT, NO_NAME = range(4)

@@ -12,8 +12,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import DOT, LOWER_F, LOWER_T, MINUS, QUOTE, ZERO
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.kernels.runtime import (
+    DOT,
+    LOWER_F,
+    LOWER_T,
+    MINUS,
+    QUOTE,
+    ZERO,
+    Bytes,
+    kernel,
+)
 from deltaforge_dagster.typed_rows.cells import (
     FITS,
     NOT_OF_TYPE,

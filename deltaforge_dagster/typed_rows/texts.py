@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_fields import blank, string_end
+from deltaforge_dagster.kernels.json_strings import BASE64_VALUES, is_utf_8, write_plain
+from deltaforge_dagster.kernels.json_text import BASE64_OPEN
+from deltaforge_dagster.kernels.runtime import (
     BACKSLASH,
     CLOSE_BRACE,
     COLON,
     EQUALS,
     OPEN_BRACE,
     QUOTE,
+    Bytes,
+    copy,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_bytes import is_utf_8
-from deltaforge_dagster.kernels.json_fields import blank, string_end
-from deltaforge_dagster.kernels.json_strings import BASE64_VALUES, write_plain
-from deltaforge_dagster.kernels.json_text import BASE64_OPEN
-from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
 from deltaforge_dagster.typed_rows.cells import FITS, NOT_OF_TYPE, NOT_UNICODE, VALUE, Ints
 
 _ZERO_DIGIT = ord("A")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_text import HEX_VALUES
+from deltaforge_dagster.kernels.runtime import (
     COLON,
     DOT,
     MINUS,
@@ -22,9 +23,10 @@ from deltaforge_dagster.kernels.characters import (
     UPPER_T,
     UPPER_Z,
     ZERO,
+    Bytes,
+    Longs,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_text import HEX_VALUES
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 from deltaforge_dagster.typed_rows.cells import (
     FITS,
     NOT_OF_TYPE,

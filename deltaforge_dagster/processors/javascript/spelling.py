@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.kernels.characters import MINUS, QUOTE
 from deltaforge_dagster.kernels.json_fields import string_end
 from deltaforge_dagster.kernels.message_text import layout
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.kernels.runtime import MINUS, QUOTE, Bytes, kernel
 
 _SAFE_DIGITS = 15
 """Every integer of up to this many digits is exact as a double (IEEE 754: 53 bits)."""

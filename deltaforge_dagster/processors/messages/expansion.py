@@ -37,10 +37,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COLON, COMMA, OPEN_BRACE, QUOTE
 from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
 from deltaforge_dagster.kernels.message_text import MAX_BYTES, Mask, layout
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    CLOSE_BRACE,
+    COLON,
+    COMMA,
+    OPEN_BRACE,
+    QUOTE,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
+)
 
 CHANGE, SPLIT, DELETE_HALF, HALF_TOMBSTONE, INSERT_HALF, TOMBSTONE = range(6)
 """The roles of rows in an expanded frame (column `role`)."""

@@ -18,10 +18,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.kernels.characters import BACKSLASH, COLON, COMMA, OPEN_BRACE, QUOTE
 from deltaforge_dagster.kernels.json_fields import blank, members, string_end, value_end
 from deltaforge_dagster.kernels.message_text import MAX_BYTES, layout
-from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    BACKSLASH,
+    COLON,
+    COMMA,
+    OPEN_BRACE,
+    QUOTE,
+    Bytes,
+    copy,
+    kernel,
+)
 from deltaforge_dagster.processors.exact_json import dumps
 
 _Ints: TypeAlias = npt.NDArray[np.int32]

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from deltaforge_dagster.kernels.message_text import TextColumns, digits_of, is_null, put_number
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel, read_only
-from deltaforge_dagster.kernels.text_columns import TextColumns, digits_of, is_null, put_number
 
 MAX_SUBJECT = 2_000
 """Maximum length of a subject.

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import Undeliverable
+from deltaforge_dagster.kernels.message_text import text_columns
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
-from deltaforge_dagster.kernels.text_columns import text_columns
 from deltaforge_dagster.sinks.base import MESSAGES, whole_ordinals
 from deltaforge_dagster.sinks.nats.commands import (
     LINE_BREAK,

@@ -29,14 +29,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel, read_only
-from deltaforge_dagster.kernels.text_columns import (
+from deltaforge_dagster.kernels.message_text import (
     TextColumns,
     digits_of,
     is_null,
     put_number,
     text_columns,
 )
+from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel, read_only
 from deltaforge_dagster.sinks.base import whole_ordinals
 
 MAX_BLOCK_ROWS = 5_000

@@ -25,8 +25,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import MINUS
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.kernels.runtime import MINUS, Bytes, kernel
 
 ID_SIZE = 36
 """Characters of an id."""

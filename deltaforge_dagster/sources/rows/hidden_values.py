@@ -22,17 +22,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
+from deltaforge_dagster.kernels.json_strings import BASE64_VALUES, character_end, write_plain
+from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, NULL, UNCHANGED, equals
+from deltaforge_dagster.kernels.runtime import (
     CLOSE_BRACE,
     COMMA,
     EQUALS,
     OPEN_BRACE,
     QUOTE,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
-from deltaforge_dagster.kernels.json_strings import BASE64_VALUES, character_end, write_plain
-from deltaforge_dagster.kernels.json_text import BASE64, BASE64_OPEN, NULL, UNCHANGED, equals
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.kernels.sha256 import write_sha256
 from deltaforge_dagster.sources.rows.columns import EXCLUDE, HASH, KEEP, MASK
 

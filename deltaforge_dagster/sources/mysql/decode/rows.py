@@ -22,10 +22,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE
-from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
+from deltaforge_dagster.kernels.json_strings import write_base64, write_utf_8
 from deltaforge_dagster.kernels.json_text import INVALID, write_null
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    CLOSE_BRACE,
+    COMMA,
+    OPEN_BRACE,
+    QUOTE,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
+)
 from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_DEFAULT,
     COLUMN_DEFAULT_END,

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_text import INVALID, write_json_value, write_null
+from deltaforge_dagster.kernels.runtime import (
     CLOSE_BRACE,
     COMMA,
     DOT,
@@ -29,9 +30,11 @@ from deltaforge_dagster.kernels.characters import (
     UPPER_T,
     UPPER_Z,
     ZERO,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_text import INVALID, write_json_value, write_null
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
 from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_FIRST,
     COLUMN_KEY,

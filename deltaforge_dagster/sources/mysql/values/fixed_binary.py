@@ -11,8 +11,7 @@ in the order in which they are printed (MariaDB's manual: "UUID Data Type", "INE
 
 from __future__ import annotations
 
-from deltaforge_dagster.kernels.characters import COLON, DOT, MINUS, QUOTE, ZERO
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.kernels.runtime import COLON, DOT, MINUS, QUOTE, ZERO, Bytes, kernel
 from deltaforge_dagster.sources.mysql.values.numbers import read_8
 
 UUID_ROOM, INET4_ROOM, INET6_ROOM = 38, 17, 41

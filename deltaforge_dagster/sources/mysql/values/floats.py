@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_strings import write_base64
+from deltaforge_dagster.kernels.json_text import INVALID
+from deltaforge_dagster.kernels.runtime import (
     CLOSE_BRACKET,
     COMMA,
     DOT,
@@ -22,10 +24,9 @@ from deltaforge_dagster.kernels.characters import (
     MINUS,
     OPEN_BRACKET,
     ZERO,
+    Bytes,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_bytes import write_base64
-from deltaforge_dagster.kernels.json_text import INVALID
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
 from deltaforge_dagster.sources.mysql.values.numbers import read_unsigned
 
 FLOAT_ROOM = 40

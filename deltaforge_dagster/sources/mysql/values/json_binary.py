@@ -29,20 +29,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
-    BACKSLASH,
-    CLOSE_BRACE,
-    CLOSE_BRACKET,
-    COLON,
-    COMMA,
-    LOWER_N,
-    MINUS,
-    OPEN_BRACE,
-    OPEN_BRACKET,
-    QUOTE,
-    SPACE,
-)
-from deltaforge_dagster.kernels.json_bytes import write_utf_8
+from deltaforge_dagster.kernels.json_strings import write_utf_8
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
     NULL,
@@ -54,7 +41,23 @@ from deltaforge_dagster.kernels.json_text import (
     write_null_document,
     write_true,
 )
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    LOWER_N,
+    MINUS,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+    SPACE,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
+)
 from deltaforge_dagster.sources.mysql.values.floats import write_float
 from deltaforge_dagster.sources.mysql.values.numbers import (
     read_8,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_text import INVALID
+from deltaforge_dagster.kernels.runtime import (
     COLON,
     DOT,
     MINUS,
@@ -20,9 +21,9 @@ from deltaforge_dagster.kernels.characters import (
     UPPER_T,
     UPPER_Z,
     ZERO,
+    Bytes,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_text import INVALID
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_24, read_big, read_unsigned
 
 _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)

@@ -15,10 +15,19 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import BACKSLASH, COMMA, LOWER_U, QUOTE, ZERO
-from deltaforge_dagster.kernels.json_bytes import write_base64, write_code_point, write_utf_8
+from deltaforge_dagster.kernels.json_strings import write_base64, write_code_point, write_utf_8
 from deltaforge_dagster.kernels.json_text import ESCAPES, HEX_DIGITS, INVALID
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    BACKSLASH,
+    COMMA,
+    LOWER_U,
+    QUOTE,
+    ZERO,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
+)
 from deltaforge_dagster.sources.mysql.values.charsets import GB18030_BMP, PLANE, SINGLES
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_big
 from deltaforge_dagster.sources.mysql.values.types import (

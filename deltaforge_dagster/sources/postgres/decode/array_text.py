@@ -20,7 +20,8 @@ quotes, backslashes or white space; so nothing outside quotes needs escaping.
 
 from __future__ import annotations
 
-from deltaforge_dagster.kernels.characters import (
+from deltaforge_dagster.kernels.json_text import INVALID, STRING_GROWTH, write_null, write_scalar
+from deltaforge_dagster.kernels.runtime import (
     BACKSLASH,
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -36,9 +37,9 @@ from deltaforge_dagster.kernels.characters import (
     UPPER_N,
     UPPER_U,
     ZERO,
+    Bytes,
+    kernel,
 )
-from deltaforge_dagster.kernels.json_text import INVALID, STRING_GROWTH, write_null, write_scalar
-from deltaforge_dagster.kernels.runtime import Bytes, kernel
 
 ARRAY_GROWTH = 10
 """An array text of n bytes needs room for `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: two bytes,

@@ -31,7 +31,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE
 from deltaforge_dagster.kernels.json_text import (
     INVALID,
     OVERHEAD,
@@ -43,7 +42,15 @@ from deltaforge_dagster.kernels.json_text import (
     write_null,
     write_scalar,
 )
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.runtime import (
+    CLOSE_BRACE,
+    COMMA,
+    OPEN_BRACE,
+    Bytes,
+    Longs,
+    copy,
+    kernel,
+)
 from deltaforge_dagster.sources.postgres.decode.array_text import (
     ARRAY_GROWTH,
     ARRAY_OVERHEAD,

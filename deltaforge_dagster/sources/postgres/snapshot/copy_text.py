@@ -17,9 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.kernels.characters import BACKSLASH, UPPER_N
 from deltaforge_dagster.kernels.json_text import INVALID
-from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
+from deltaforge_dagster.kernels.runtime import BACKSLASH, UPPER_N, Bytes, Longs, kernel, read_only
 
 _TAB, _NEWLINE = ord("\t"), ord("\n")
 _NEW, _NULL, _TEXT = ord("N"), ord("n"), ord("t")

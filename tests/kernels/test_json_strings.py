@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.kernels.json_bytes import is_utf_8, write_base64, write_utf_8
+from deltaforge_dagster.kernels.json_strings import is_utf_8, write_base64, write_utf_8
 from deltaforge_dagster.kernels.json_text import INVALID
 from deltaforge_dagster.kernels.runtime import read_only
 from tests.chance import examples
