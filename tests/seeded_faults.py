@@ -86,7 +86,7 @@ FAULTS = (
     Fault(
         "absent-is-null",
         "dropped condition",
-        "deltaforge_dagster/typed_rows/members.py",
+        "deltaforge_dagster/typed_rows/cells.py",
         "elif not (marks_unchanged and equals(source, value, at, UNCHANGED)):",
         "else:",
         ("tests/typed_rows/test_rows.py",),

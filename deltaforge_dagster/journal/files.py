@@ -23,10 +23,9 @@ import pyarrow.parquet as pq
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.frame import CAPTURED, FRAME
-from deltaforge_dagster.journal.checksummed import readable
 from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.journal.held_files import HeldWriter, folders, orphans, read_held
-from deltaforge_dagster.journal.storage import no_space, open_storage
+from deltaforge_dagster.journal.storage import no_space, open_storage, readable
 from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES, SegmentWriter
 
 _BATCH_ROWS = 10_000

@@ -18,8 +18,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged
-from deltaforge_dagster.journal.checksummed import Checksummed, readable
-from deltaforge_dagster.journal.storage import JournalStorage
+from deltaforge_dagster.journal.storage import Checksummed, JournalStorage, readable
 
 _SCHEMA = pa.schema([pa.field("event", pa.large_binary(), nullable=False)])
 _BATCH_BYTES = 4 << 20

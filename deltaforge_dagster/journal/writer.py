@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from deltaforge_dagster.frame import CAPTURED, FRAME, PROCESSED
-from deltaforge_dagster.journal.checksummed import Checksummed
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.journal.storage import JournalStorage
+from deltaforge_dagster.journal.storage import Checksummed, JournalStorage
 from deltaforge_dagster.tables import Contained, contained
 
 ROW_GROUP_BYTES = 16 << 20

@@ -30,6 +30,15 @@ from deltaforge_dagster.kernels.runtime import (
     kernel,
 )
 
+BASE64_VALUES = np.zeros(256, np.uint8)
+"""The number that a digit of Base64 stands for, 0 for other bytes."""
+for _value, _digit in enumerate(bytes(BASE64)):
+    BASE64_VALUES[_digit] = _value
+_ESCAPED = np.zeros(256, np.uint8)
+_ESCAPED[:] = np.arange(256)
+for _letter, _plain in zip(b"bfnrt", b"\b\f\n\r\t", strict=True):
+    _ESCAPED[_letter] = _plain
+
 
 @kernel
 def is_utf_8(source: Bytes, start: int, end: int) -> bool:
@@ -123,16 +132,6 @@ def write_code_point(code_point: int, out: Bytes, at: int) -> int:
     out[at + 2] = 0x80 | code_point >> 6 & 63
     out[at + 3] = 0x80 | code_point & 63
     return at + 4
-
-
-BASE64_VALUES = np.zeros(256, np.uint8)
-"""The number that a digit of Base64 stands for, 0 for other bytes."""
-for _value, _digit in enumerate(bytes(BASE64)):
-    BASE64_VALUES[_digit] = _value
-_ESCAPED = np.zeros(256, np.uint8)
-_ESCAPED[:] = np.arange(256)
-for _letter, _plain in zip(b"bfnrt", b"\b\f\n\r\t", strict=True):
-    _ESCAPED[_letter] = _plain
 
 
 @kernel

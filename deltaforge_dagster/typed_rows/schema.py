@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.value_types import (
     list_of,
 )
 from deltaforge_dagster.tables import TableSchema
-from deltaforge_dagster.typed_rows.exact import FLOATS
+from deltaforge_dagster.typed_rows.numbers import FLOATS
 
 SOURCE_TYPE = b"deltaforge.source_type"
 """Metadata of an Arrow field: the type of its column in the source."""

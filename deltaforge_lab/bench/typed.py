@@ -25,8 +25,8 @@ from deltaforge_dagster.sources.postgres import warm as postgres
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
-from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema, typed_schema
+from deltaforge_dagster.typed_rows.tables import typed_rows
 from deltaforge_lab.bench.decode import BUFFER_BYTES, LogKind
 from deltaforge_lab.synthetic import mysql_events as mysql_samples
 from deltaforge_lab.synthetic import postgres_messages as postgres_samples

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.sources.rows.images import UNCHANGED, members
 from deltaforge_dagster.sources.value_types import ValueType
-from deltaforge_dagster.typed_rows.rows import TypedRows
+from deltaforge_dagster.typed_rows.tables import TypedRows
 
 NULL_DOCUMENT = "null\t"
 """The JSON document `null`, which is a value."""

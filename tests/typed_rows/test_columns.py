@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sources.value_types import ValueType, parse_value_type
-from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+from deltaforge_dagster.typed_rows.tables import TypedRows, typed_rows
 from tests.sources.hidden import base64_of
 from tests.typed_rows.forms import agree, fits, same
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.value_types import INT64, JSON, TEXT, ValueType, list_of
-from deltaforge_dagster.typed_rows.rows import Misfit, TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+from deltaforge_dagster.typed_rows.tables import Misfit, TypedRows, typed_rows
 from tests.typed_rows.forms import agree
 
 NAMES = ("id", 'o"d\\d', "größe", "id2", "")

@@ -14,7 +14,6 @@ from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import HiddenTable
 from deltaforge_dagster.sources.value_types import ValueType, decimal, list_of, parse_value_type
 from deltaforge_dagster.tables import Column, TableSchema
-from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import (
     SOURCE_TYPE,
     TargetTypes,
@@ -22,6 +21,7 @@ from deltaforge_dagster.typed_rows.schema import (
     fitted,
     typed_schema,
 )
+from deltaforge_dagster.typed_rows.tables import typed_rows
 from tests.sources.hidden import SALT, base64_of
 
 MYSQL = source_types()["mysql"]

@@ -24,9 +24,8 @@ from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.turso.decode.values import row_image
 from deltaforge_dagster.sources.turso.schema.definitions import definition
 from deltaforge_dagster.tables import TableSchema
-from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import TargetTypes, TypedSchema, typed_schema
-from deltaforge_dagster.typed_rows.tables import VersionName, typed_tables
+from deltaforge_dagster.typed_rows.tables import VersionName, typed_rows, typed_tables
 from deltaforge_lab.synthetic import postgres_messages
 from deltaforge_lab.synthetic.mysql_events import SyntheticLog, bitmap, description, packed
 from deltaforge_lab.synthetic.postgres_messages import Cell

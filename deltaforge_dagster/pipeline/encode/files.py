@@ -38,8 +38,7 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     UnsupportedEvent,
 )
-from deltaforge_dagster.journal.checksummed import Checksummed
-from deltaforge_dagster.journal.storage import JournalStorage, open_storage, refused
+from deltaforge_dagster.journal.storage import Checksummed, JournalStorage, open_storage, refused
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

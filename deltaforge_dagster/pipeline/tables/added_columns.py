@@ -22,8 +22,8 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.tables import Column
-from deltaforge_dagster.typed_rows.rows import typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
+from deltaforge_dagster.typed_rows.tables import typed_rows
 
 
 @dataclass(frozen=True, slots=True)

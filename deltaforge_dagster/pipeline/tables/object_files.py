@@ -59,9 +59,8 @@ from deltaforge_dagster.sinks.tables.staged import (
     ObjectForm,
     ObjectPart,
 )
-from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
-from deltaforge_dagster.typed_rows.tables import table_versions
+from deltaforge_dagster.typed_rows.tables import TypedRows, table_versions, typed_rows
 
 MAX_MEMORY = 128 << 20
 """Arrow memory of the typed rows that a task holds before it writes them."""

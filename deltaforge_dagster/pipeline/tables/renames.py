@@ -16,8 +16,8 @@ from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.tables.column_moves import uncertain_column
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.state.identities import dropped_name, is_certain
-from deltaforge_dagster.typed_rows.rows import TypedRows
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
+from deltaforge_dagster.typed_rows.tables import TypedRows
 
 
 @dataclass(frozen=True, slots=True)

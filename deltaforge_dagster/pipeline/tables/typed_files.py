@@ -37,9 +37,14 @@ from deltaforge_dagster.processors.messages.envelope import (
 )
 from deltaforge_dagster.processors.messages.expansion import RowSelection, selected
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, ChangePlace, TableMode
-from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
 from deltaforge_dagster.typed_rows.schema import TypedSchema
-from deltaforge_dagster.typed_rows.tables import TypedTable, VersionName, typed_tables
+from deltaforge_dagster.typed_rows.tables import (
+    TypedRows,
+    TypedTable,
+    VersionName,
+    typed_rows,
+    typed_tables,
+)
 
 TableName: TypeAlias = "tuple[str, str | None, str]"
 """Database, schema and name of a table of the source."""

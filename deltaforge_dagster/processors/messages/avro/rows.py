@@ -33,7 +33,7 @@ from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.processors.messages.avro.schema import AvroColumn, AvroTable
 from deltaforge_dagster.sources.rows.images import members
 from deltaforge_dagster.sources.value_types import Kind, ValueType
-from deltaforge_dagster.typed_rows.rows import TypedRows, typed_rows
+from deltaforge_dagster.typed_rows.tables import TypedRows, typed_rows
 
 _UUID_TEXT = 36
 _DASHES = (8, 13, 18, 23)

@@ -25,8 +25,7 @@ from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.tables import Column, TableSchema
 from deltaforge_dagster.typed_rows.cells import REASONS
-from deltaforge_dagster.typed_rows.rows import typed_rows
-from deltaforge_dagster.typed_rows.tables import VersionName
+from deltaforge_dagster.typed_rows.tables import VersionName, typed_rows
 from tests.avro import read, read_plain
 from tests.chance import examples
 from tests.processors.rows import Row, batch, row
