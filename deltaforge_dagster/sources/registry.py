@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # they need Arrow, which code servers do without
     import pyarrow as pa
 
     from deltaforge_dagster.sources.base import Source
-    from deltaforge_dagster.sources.snapshot.base import ReadView
+    from deltaforge_dagster.sources.snapshot import ReadView
 
 GROUP = "deltaforge.sources"
 """The group of the entry points."""

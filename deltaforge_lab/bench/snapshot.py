@@ -23,7 +23,7 @@ import typer
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.resources.platform import build_source
-from deltaforge_dagster.sources.snapshot.base import Chunk, Snapshots, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, Snapshots, SnapshotSource
 from deltaforge_lab.bench.drain import progress
 from deltaforge_lab.bench.installation import Say
 from deltaforge_lab.bench.results import show

@@ -24,7 +24,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, Source
 from deltaforge_dagster.sources.registry import parse_read_view
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, SnapshotSource
 from deltaforge_dagster.testing.sources import LIMITS, Versions
 from deltaforge_lab.servers.mysql import connect
 from tests.contracts.test_source import bench  # noqa: F401 - a fixture

@@ -16,7 +16,7 @@ from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.tables.resync import request_resync
 from deltaforge_dagster.resources.platform import Platform, build_source
-from deltaforge_dagster.sources.snapshot.base import SnapshotSource
+from deltaforge_dagster.sources.snapshot import SnapshotSource
 
 
 def resync(

@@ -21,7 +21,7 @@ from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks.registry import SinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import SourceType, source_types
 from deltaforge_dagster.sources.rows import hiding
-from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
+from deltaforge_dagster.sources.rows import snapshot as snapshot_rows
 from deltaforge_dagster.typed_rows import tables as typed_tables
 
 

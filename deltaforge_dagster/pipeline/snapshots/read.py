@@ -44,7 +44,7 @@ from deltaforge_dagster.pipeline.snapshots.relocated_rows import plan_relocated_
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position, parse_read_view
-from deltaforge_dagster.sources.snapshot.base import SnapshotSource
+from deltaforge_dagster.sources.snapshot import SnapshotSource
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.snapshot_records import (
     ChunkRow,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkReader, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, SnapshotSource
 from deltaforge_dagster.state.snapshot_records import PlannedChunk
 
 REPORT = pa.schema(

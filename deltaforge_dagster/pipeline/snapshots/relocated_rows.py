@@ -31,7 +31,7 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 from deltaforge_dagster.sources.rows.images import is_partial
-from deltaforge_dagster.sources.snapshot.base import Chunk
+from deltaforge_dagster.sources.snapshot import Chunk
 from deltaforge_dagster.state.snapshot_records import ChunkRow, PlannedChunk, SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema

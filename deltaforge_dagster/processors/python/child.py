@@ -23,7 +23,7 @@ import pyarrow as pa
 from deltaforge_dagster.config.processors.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.python.function import UserFunction
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
+from deltaforge_dagster.sources.stream import SocketTimeLimit
 
 _LOAD_SECONDS = 30.0
 """The minimum time limit for starting the child and loading the module; suits busy machines."""

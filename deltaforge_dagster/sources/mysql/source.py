@@ -69,8 +69,7 @@ from deltaforge_dagster.sources.mysql.stream.progress import StreamProgress
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.stream import ReadBuffer, StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
 

@@ -66,7 +66,7 @@ from deltaforge_dagster.sources.postgres.stream.replication import (
     start_command,
 )
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream.read_buffer import ReadBuffer
+from deltaforge_dagster.sources.stream import ReadBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.snapshot.base import codes, column_of
+from deltaforge_dagster.sources.snapshot import codes, column_of
 from deltaforge_dagster.sources.turso.position import TursoPosition
 
 

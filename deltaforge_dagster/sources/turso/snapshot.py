@@ -27,8 +27,8 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
+from deltaforge_dagster.sources.rows.snapshot import SnapshotRows
+from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk, ChunkRead
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.sessions import TursoSession, Value, identifier
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of

@@ -14,7 +14,7 @@ from deltaforge_dagster.pipeline.snapshots.relocated_rows import (
     RelocatedRows,
     plan_relocated_rows,
 )
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkKind
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkKind
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, SnapshotRow, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema

@@ -24,7 +24,7 @@ from deltaforge_dagster.folders import unreadable_file
 from deltaforge_dagster.sources.mysql.config import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
 from deltaforge_dagster.sources.mysql.connection.tls import TlsContext, tls_context, tls_files
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
+from deltaforge_dagster.sources.stream import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0
 _ACCOUNT_SECONDS = 5.0

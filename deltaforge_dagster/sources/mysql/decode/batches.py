@@ -49,10 +49,15 @@ from deltaforge_dagster.sources.mysql.events.table_map import MAX_COLUMNS
 from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions
 from deltaforge_dagster.sources.mysql.values.json_binary import FRAME_WIDTH, MAX_DEPTH
 from deltaforge_dagster.sources.outbox import SCHEMA, MysqlOutboxTables
-from deltaforge_dagster.sources.rows.arrays import StampNames, coded, id_column, record_batch
+from deltaforge_dagster.sources.rows.arrays import (
+    RowTexts,
+    StampNames,
+    coded,
+    id_column,
+    record_batch,
+)
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE
 from deltaforge_dagster.sources.rows.hiding import Shown
-from deltaforge_dagster.sources.rows.texts import RowTexts
 
 _MAX_TEXT = (1 << 31) - 1
 """The most bytes that an Arrow string array can contain."""

@@ -74,7 +74,7 @@ from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
+from deltaforge_dagster.sources.stream import BUFFER_BYTES
 
 _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.sources.mysql.events.binlog import HEADER, FieldReader
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
+from deltaforge_dagster.sources.stream import BUFFER_BYTES
 
 
 class NestedEvents:

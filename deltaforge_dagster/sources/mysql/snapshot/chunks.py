@@ -46,7 +46,7 @@ from deltaforge_dagster.sources.mysql.values.types import (
     UUID,
     YEAR,
 )
-from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk
+from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk
 from deltaforge_dagster.tables import TableSchema
 
 _NUMBERS = {SIGNED, UNSIGNED, YEAR, DECIMAL, BIT, ENUM, SET}

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
-from deltaforge_dagster.sources.snapshot.base import Mask, by_transaction, codes, column_of
+from deltaforge_dagster.sources.snapshot import Mask, by_transaction, codes, column_of
 
 _NEVER = np.iinfo(np.int64).max
 

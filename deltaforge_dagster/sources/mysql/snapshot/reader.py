@@ -55,9 +55,9 @@ from deltaforge_dagster.sources.mysql.snapshot.selected import (
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import MysqlOutboxTables
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, ReadView
-from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
+from deltaforge_dagster.sources.rows.snapshot import SnapshotRows
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, ReadView
+from deltaforge_dagster.sources.stream import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import Column, TableSchema
 

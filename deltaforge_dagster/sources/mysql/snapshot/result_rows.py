@@ -25,7 +25,7 @@ from pymysql.err import raise_mysql_exception
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, read_24, read_64
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
+from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer
 
 _HEADER = 4
 _FULL = (1 << 24) - 1

@@ -23,7 +23,7 @@ from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
 from deltaforge_dagster.sources.mysql.gtid import DomainGtids, GtidSet, is_of_mariadb
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.stream import StreamSocket
 
 HEARTBEAT_SECONDS = 15
 PACKET_HEADER = 4

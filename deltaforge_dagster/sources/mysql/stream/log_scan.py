@@ -27,7 +27,7 @@ from deltaforge_dagster.sources.mysql.stream.dump import (
     open_dump,
     refusal,
 )
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
+from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer
 
 _CONTINUED = b"\xff\xff\xff"
 _EVENT = 0x00

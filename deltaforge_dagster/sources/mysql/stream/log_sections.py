@@ -39,8 +39,7 @@ from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import fit, lacks_charsets
 from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES, ReadBuffer
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer, StreamSocket
 from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 MAX_OFFSET = (1 << 32) - 1

@@ -25,7 +25,7 @@ from deltaforge_dagster.sources.mysql.events.nested_events import (
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, Seen
-from deltaforge_dagster.sources.stream.read_buffer import BUFFER_BYTES
+from deltaforge_dagster.sources.stream import BUFFER_BYTES
 
 MAX_KEPT_BYTES = 64 << 20
 """Limit for the events of all prepared transactions in memory."""

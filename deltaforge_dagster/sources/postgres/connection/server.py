@@ -37,7 +37,7 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
 )
 from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.position import parse_lsn
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
+from deltaforge_dagster.sources.stream import SocketTimeLimit
 
 SETTINGS = {
     "client_encoding": "UTF8",

@@ -52,10 +52,15 @@ from deltaforge_dagster.sources.postgres.decode.toast_reselect import (
     ToastReselector,
 )
 from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableVersions
-from deltaforge_dagster.sources.rows.arrays import StampNames, coded, id_column, record_batch
+from deltaforge_dagster.sources.rows.arrays import (
+    RowTexts,
+    StampNames,
+    coded,
+    id_column,
+    record_batch,
+)
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE
 from deltaforge_dagster.sources.rows.hiding import Shown
-from deltaforge_dagster.sources.rows.texts import RowTexts
 
 _IMAGES = ("before", "after", "key")
 

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.sources.postgres.connection import catalog
-from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk
+from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk
 
 _BLOCK_RANGES_VERSION = 140000
 _ROWS_PER_BLOCK = 100

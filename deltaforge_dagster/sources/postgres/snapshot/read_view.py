@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
-from deltaforge_dagster.sources.snapshot.base import Mask, by_transaction
+from deltaforge_dagster.sources.snapshot import Mask, by_transaction
 
 if TYPE_CHECKING:  # comparing read views must not load the client library
     import psycopg

@@ -42,9 +42,9 @@ from deltaforge_dagster.sources.postgres.snapshot.read_view import Watermark, Xi
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.rows.columns import ColumnRules
-from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
-from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit, notice_loss
+from deltaforge_dagster.sources.rows.snapshot import SnapshotRows
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead
+from deltaforge_dagster.sources.stream import SocketTimeLimit, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
 

@@ -27,7 +27,7 @@ from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.stream.socket import StreamSocket
+from deltaforge_dagster.sources.stream import StreamSocket
 
 STATUS_SECONDS = 1.0
 SILENCE_SECONDS = 60.0

@@ -11,7 +11,7 @@ import pytest
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.sources.mysql.snapshot import reader as snapshot
 from deltaforge_dagster.sources.mysql.snapshot.read_view import PositionReadView
-from deltaforge_dagster.sources.snapshot.base import Chunk, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, SnapshotSource
 from tests.contracts.test_snapshot import (
     capturing,
     check_splices,

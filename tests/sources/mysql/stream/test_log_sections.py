@@ -38,7 +38,7 @@ def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the planner look at little at a time, so that it finds many places to cut at."""
     monkeypatch.setattr("deltaforge_dagster.sources.mysql.stream.log_sections.BUFFER_BYTES", 1)
-    monkeypatch.setattr("deltaforge_dagster.sources.stream.read_buffer._LEAST_BUFFER_BYTES", SMALL)
+    monkeypatch.setattr("deltaforge_dagster.sources.stream._LEAST_BUFFER_BYTES", SMALL)
 
 
 def planned(

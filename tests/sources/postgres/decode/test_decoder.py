@@ -237,7 +237,7 @@ def test_tables_not_captured_are_passed_over() -> None:
 def test_large_pieces_are_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither many rows nor large ones need more than the scratch memory at a time."""
     monkeypatch.setattr("deltaforge_dagster.sources.postgres.decode.decoder.MAX_ROWS", 4)
-    monkeypatch.setattr("deltaforge_dagster.sources.rows.texts._ROOM", 1 << 10)
+    monkeypatch.setattr("deltaforge_dagster.sources.rows.arrays._ROOM", 1 << 10)
     names = ["\x01" * 50, "x" * 300, "\x01" * 900, "", "y" * 5000, *("z" * n for n in range(20))]
     stream = transaction(RELATION, *(insert(n, name) for n, name in enumerate(names)))
     stream += b"".join(transaction(lsn=2000 + 100 * n, xid=9) for n in range(10))

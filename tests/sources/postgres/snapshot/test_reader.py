@@ -14,7 +14,7 @@ import pytest
 from deltaforge_dagster.errors import PermissionMissing, SourceUnavailable
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot import reader as snapshot
-from deltaforge_dagster.sources.snapshot.base import Chunk, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, SnapshotSource
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_snapshot import Journal, capturing, read_all, rows_of, snapshot_source
 from tests.fix_postgres import StartPostgres

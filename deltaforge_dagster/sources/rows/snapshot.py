@@ -17,7 +17,7 @@ from deltaforge_dagster.sources.rows.arrays import coded, id_column, record_batc
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE, mix_a, mix_b, write_event_id
 from deltaforge_dagster.sources.rows.hiding import HiddenTable
-from deltaforge_dagster.sources.snapshot.base import Chunk, ReadView
+from deltaforge_dagster.sources.snapshot import Chunk, ReadView
 from deltaforge_dagster.tables import TableSchema
 
 
