@@ -27,7 +27,7 @@ from pymysql.constants import COMMAND
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.sources.mysql.connection import server as mysql
 from deltaforge_dagster.sources.postgres.connection import server as postgres
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
 from deltaforge_lab.bench.shapes import TRANSACTION_ROWS, Shape
 from deltaforge_lab.servers.base import Server

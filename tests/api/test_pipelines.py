@@ -10,7 +10,7 @@ import pytest
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.state.records import Failure
 from tests.api.conftest import Api, document
 from tests.state.make import capture, expire, position

@@ -27,7 +27,7 @@ from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 
 POSTGRES = {"id": "a", "dsn": "postgres://h/d", "slot": "a", "publication": "a", "tables": ("a",)}

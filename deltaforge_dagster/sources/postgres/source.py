@@ -30,41 +30,40 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
-from deltaforge_dagster.sources.postgres.connection.restarts import after_restart
 from deltaforge_dagster.sources.postgres.connection.server import (
     PostgresSourceServer,
     identified,
 )
+from deltaforge_dagster.sources.postgres.connection.service import after_restart
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
 from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
-from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.decode.pgoutput import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.preflight import heartbeat_right, preflight
 from deltaforge_dagster.sources.postgres.snapshot.column_fills import CatalogFills
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
-    restart_point,
-    slot_creation,
     slot_setup,
     slots,
-    stream_errors,
 )
-from deltaforge_dagster.sources.postgres.stream.heartbeat import Heartbeat
 from deltaforge_dagster.sources.postgres.stream.replication import (
     SILENCE_SECONDS,
     STATUS_SECONDS,
     ReplicationStream,
+    refusal,
     start_command,
+    stream_error,
 )
+from deltaforge_dagster.sources.postgres.stream.slots import Heartbeat
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.stream import ReadBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -184,7 +183,7 @@ class PostgresSource:
             )
         if slot is None or slot.confirmed_lsn is None:
             failover = self._options.failover_slot
-            slot_creation.create_patiently(
+            slot_setup.create_patiently(
                 server, config.slot, failover=failover, version=facts.version, waits=waits
             )
         return self.ensure_start(at)
@@ -614,7 +613,7 @@ class PostgresSource:
             if self._options.failover_slot and not slot.failover:
                 slots.check_failover(server, facts.version)
                 slots.make_failover(server, config.slot)
-            restart_point.log_running_transactions(connection)
+            slots.log_running_transactions(connection)
             command = start_command(connection, config, start, facts.version)
             # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
             silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)
@@ -630,7 +629,7 @@ class PostgresSource:
             stream.start(command)
         except RefusedError as refused:
             stream.close()
-            raise stream_errors.refusal(refused, server, config, started=False) from None
+            raise refusal(refused, server, config, started=False) from None
         except BaseException:
             stream.close()
             raise
@@ -649,7 +648,7 @@ class PostgresSource:
                 stream.send_status()
             yield from self._pass_on(stream, decoded, limits)
             if decoded.foreign:
-                raise stream_errors.stream_error(
+                raise stream_error(
                     stream,
                     bytes(buffer.data[decoded.consumed : buffer.length]),
                     self._server,

@@ -18,7 +18,7 @@ from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from tests.config.conftest import Write
 
 SOURCE = "spec.source.config"

@@ -11,9 +11,9 @@ import psycopg
 from psycopg import conninfo, sql
 
 from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.testing.sources import Bench
 
 PIPELINE = "orders"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.testing.sources import (
     Taken,

@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import source
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from deltaforge_dagster.sources.postgres.stream import slots

@@ -48,12 +48,12 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
     TX_XID,
     TXS,
 )
-from deltaforge_dagster.sources.postgres.decode.messages import MessageFilter
 from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     EPOCH_US,
     MESSAGE_NAMES,
     XLOG_HEADER,
     LogicalMessage,
+    MessageFilter,
     parse_message,
     xlog,
 )

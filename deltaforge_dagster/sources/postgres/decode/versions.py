@@ -22,7 +22,7 @@ from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.outbox import SCHEMA as OUTBOX
 from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers, LoggedColumns
 from deltaforge_dagster.sources.postgres.decode.layout import COLUMN_WIDTH, TABLE_WIDTH
-from deltaforge_dagster.sources.postgres.decode.messages import SCHEMA as MESSAGES
+from deltaforge_dagster.sources.postgres.decode.pgoutput import SCHEMA as MESSAGES
 from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     Relation,
     SentType,

@@ -119,7 +119,7 @@ class Watermark:
     def now(cls, connection: psycopg.Connection) -> Watermark:
         """Return the current watermark."""
         # The module imports the client library.
-        from deltaforge_dagster.sources.postgres.connection.log_end import (  # noqa: PLC0415
+        from deltaforge_dagster.sources.postgres.connection.identity import (  # noqa: PLC0415
             insert_lsn,
         )
 

@@ -30,10 +30,10 @@ from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
-from deltaforge_dagster.sources.postgres.connection.log_end import insert_lsn
+from deltaforge_dagster.sources.postgres.connection.identity import insert_lsn
 from deltaforge_dagster.sources.postgres.connection.refusals import translate
-from deltaforge_dagster.sources.postgres.connection.restarts import more_log
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.service import more_log
 from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType, value_type
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot import chunks

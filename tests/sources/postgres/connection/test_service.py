@@ -15,7 +15,6 @@ from pydantic import SecretStr
 
 from deltaforge_dagster.errors import PermissionMissing, SourceUnavailable
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.service import (
     SELF_MANAGED,
     SERVICES,
@@ -23,6 +22,7 @@ from deltaforge_dagster.sources.postgres.connection.service import (
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.testing.sources import insert, inserts, take, whole
 from deltaforge_lab.servers import postgres_service
 from deltaforge_lab.servers.postgres_service import PostgresServiceServer, ServiceProfile

@@ -17,8 +17,13 @@ from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEv
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
-from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MessageFilter
-from deltaforge_dagster.sources.postgres.decode.pgoutput import LogicalMessage, copy_data, xlog
+from deltaforge_dagster.sources.postgres.decode.pgoutput import (
+    HEARTBEAT,
+    LogicalMessage,
+    MessageFilter,
+    copy_data,
+    xlog,
+)
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_lab.synthetic import postgres_messages as samples

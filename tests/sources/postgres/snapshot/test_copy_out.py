@@ -11,7 +11,7 @@ from psycopg import sql
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.kernels.runtime import Bytes
 from deltaforge_dagster.sources.postgres.snapshot import copy_out
-from deltaforge_dagster.sources.postgres.snapshot.libpq_lines import FUNCTIONS, Functions
+from deltaforge_dagster.sources.postgres.snapshot.copy_out import FUNCTIONS, Functions
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_snapshot import snapshot_source
 from tests.sources.postgres.bench import PostgresBench

@@ -11,7 +11,7 @@ from deltaforge_dagster.errors import DeltaforgeError, PositionLost, SourceUnava
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.stream import slots
-from deltaforge_dagster.sources.postgres.stream.stream_errors import refusal
+from deltaforge_dagster.sources.postgres.stream.replication import refusal
 from deltaforge_dagster.testing.sources import LIMITS, Versions, insert, inserts, take, whole
 from tests.faulty_proxy import FaultyProxy
 from tests.fix_postgres import PostgresVersion, StartPostgres

@@ -10,8 +10,7 @@ from psycopg import conninfo
 
 from deltaforge_dagster.errors import SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
-from deltaforge_dagster.sources.postgres.connection.poolers import pooled
-from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer, pooled
 from deltaforge_lab.servers import postgres_service
 from deltaforge_lab.servers.pgbouncer import PgBouncer
 from deltaforge_lab.servers.postgres import PostgresServer
