@@ -35,7 +35,7 @@ MEASURED := $(RUN)/coverage run -m pytest --dist worksteal --randomly-seed=$(SEE
 # Tests that call kernels or compare them with plain Python: run once more as such, since machine code is not measured.
 KERNEL_TESTS := $(addprefix tests/,\
 	contracts/test_avro_sink.py pipeline/encode/test_avro.py \
-	$(addprefix kernels/test_,json_bytes.py json_fields.py json_text.py message_text.py sha256.py) \
+	$(addprefix kernels/test_,json_strings.py json_fields.py json_text.py message_text.py sha256.py) \
 	$(addprefix processors/,javascript/test_spelling.py sql/test_spliced_fields.py test_flatten.py \
 		$(addprefix messages/test_,envelope.py expansion.py routing.py)) \
 	$(addprefix sensing/test_,scan.py schema.py table.py) \

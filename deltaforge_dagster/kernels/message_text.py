@@ -1,27 +1,33 @@
-"""Build the texts of envelopes, destinations and keys for whole batches.
+"""Texts of messages: build those of envelopes, destinations and keys, read those of columns.
 
 The text of a row is a sequence of pieces. Most pieces are constants, or a value between two
 constants: `"op":"` + op + `",`. `concat` takes such pieces for a whole batch and returns one Arrow
 column. Values that are the same in all rows are merged into the constants around them, so that only
 a few block copies per row remain, which a Numba kernel makes.
+
+Kernels of sinks, which pack messages into commands, read a column as `text_columns` returns it. The
+layout is Arrow's ("Arrow Columnar Format", "Variable-size Binary Layout"): the text of row r is
+`data[offsets[r]:offsets[r + 1]]`, and it is null when bit r, counted from `first_bit`, of `valid`
+is 0; an empty `valid` means that no row is null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.errors import SinkRejected, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel, read_only
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _Ints: TypeAlias = npt.NDArray[np.int32]
 
+_EMPTY = read_only(b"")
 _CHUNK = 1024
 """How many rows are written together, so that the output stays in the processor's cache."""
 MAX_BYTES = (1 << 31) - 1
@@ -406,3 +412,77 @@ def _write_padded(out: Bytes, at: int, number: int, width: int) -> int:
         out[position] = 48 + number % 10
         number //= 10
     return at + width
+
+
+class _TextColumn(NamedTuple):
+    """The Arrow buffers of one column; the module's docstring describes the layout."""
+
+    offsets: _Ints
+    data: Bytes
+    valid: Bytes
+    first_bit: int
+
+
+class TextColumns(NamedTuple):
+    """The Arrow buffers of several message columns, one tuple element per column.
+
+    Only key and headers may be null: `valid` and `first_bit` hold the values of these two columns.
+    """
+
+    offsets: tuple[_Ints, ...]
+    data: tuple[Bytes, ...]
+    valid: tuple[Bytes, Bytes]
+    first_bit: tuple[int, int]
+
+
+def text_columns(columns: Mapping[str, pa.Array[Any]]) -> TextColumns:
+    """Return the buffers of message columns in the given order.
+
+    `key` and `headers` must be included.
+
+    Raises:
+        SinkRejected: A text is null in a column that must not have nulls.
+    """
+    nullable = ("key", "headers")
+    buffers = {n: _text_column(n, column, nullable=n in nullable) for n, column in columns.items()}
+    key, headers = (buffers[name] for name in nullable)
+    return TextColumns(
+        tuple(column.offsets for column in buffers.values()),
+        tuple(column.data for column in buffers.values()),
+        (key.valid, headers.valid),
+        (key.first_bit, headers.first_bit),
+    )
+
+
+def _text_column(name: str, column: pa.Array[Any], *, nullable: bool) -> _TextColumn:
+    if column.null_count and not nullable:
+        raise SinkRejected(f"{column.null_count} of {len(column)} messages have no {name}")
+    bitmap = column.buffers()[0] if column.null_count else None
+    valid = _EMPTY if bitmap is None else read_only(memoryview(bitmap))
+    return _TextColumn(*layout(cast("pa.StringArray", column)), valid, column.offset)
+
+
+@kernel
+def is_null(valid: Bytes, bit: int) -> bool:
+    """Return whether the row of this bit of the validity bitmap is null."""
+    return len(valid) > 0 and (valid[bit >> 3] >> (bit & 7)) & 1 == 0
+
+
+@kernel
+def digits_of(number: int) -> int:
+    """Return the number of decimal digits of a non-negative number."""
+    digits = 1
+    while number >= 10:
+        number //= 10
+        digits += 1
+    return digits
+
+
+@kernel
+def put_number(out: Bytes, at: int, number: int) -> int:
+    """Write a non-negative number in decimal at index `at` and return the index after it."""
+    digits = digits_of(number)
+    for position in range(at + digits - 1, at - 1, -1):
+        out[position] = 48 + number % 10
+        number //= 10
+    return at + digits

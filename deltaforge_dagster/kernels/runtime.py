@@ -42,6 +42,18 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# ASCII codes by name, since kernels work on bytes: Numba compiles integers as constants.
+QUOTE, BACKSLASH, SLASH = ord('"'), ord("\\"), ord("/")
+COMMA, COLON, EQUALS, DOT, MINUS, PLUS = ord(","), ord(":"), ord("="), ord("."), ord("-"), ord("+")
+OPEN_BRACE, CLOSE_BRACE = ord("{"), ord("}")
+OPEN_BRACKET, CLOSE_BRACKET = ord("["), ord("]")
+ZERO, NINE = ord("0"), ord("9")
+LOWER_B, LOWER_E, LOWER_F, LOWER_N = ord("b"), ord("e"), ord("f"), ord("n")
+LOWER_R, LOWER_T, LOWER_U, LOWER_X = ord("r"), ord("t"), ord("u"), ord("x")
+UPPER_E, UPPER_L, UPPER_N, UPPER_U = ord("E"), ord("L"), ord("N"), ord("U")
+TAB = ord("\t")
+SPACE, UPPER_T, UPPER_Z = ord(" "), ord("T"), ord("Z")
+
 _lock = threading.RLock()  # a kernel is compiled with those that it calls
 
 

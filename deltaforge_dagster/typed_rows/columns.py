@@ -15,7 +15,6 @@ import pyarrow as pa
 from deltaforge_dagster.kernels.message_text import slices
 from deltaforge_dagster.kernels.runtime import MINUS, NINE, QUOTE
 from deltaforge_dagster.sources.value_types import Kind, ValueType
-from deltaforge_dagster.typed_rows import exact
 from deltaforge_dagster.typed_rows.cells import (
     FITS,
     NOT_OF_TYPE,
@@ -27,7 +26,14 @@ from deltaforge_dagster.typed_rows.cells import (
     NoFitError,
     locate_elements,
 )
-from deltaforge_dagster.typed_rows.numbers import read_booleans, read_decimals, read_integers
+from deltaforge_dagster.typed_rows.numbers import (
+    floating,
+    integer,
+    read_booleans,
+    read_decimals,
+    read_integers,
+    scaled,
+)
 from deltaforge_dagster.typed_rows.schema import arrow_type
 from deltaforge_dagster.typed_rows.texts import read_bytes, read_texts
 from deltaforge_dagster.typed_rows.times import (
@@ -76,7 +82,7 @@ def _integers(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
         np.uint64((1 << bits) - 1),
         out,
     )
-    read = partial(exact.integer, bits=type_.bits, signed=type_.signed)
+    read = partial(integer, bits=type_.bits, signed=type_.signed)
     for row, value in cells.read_rare(read):
         out[row] = value % (1 << 64)
     words = out.astype(f"<u{type_.bits // 8}")
@@ -88,7 +94,7 @@ def _decimals(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     read_decimals(
         cells.source, cells.starts, cells.stops, cells.status, type_.precision, type_.scale, out
     )
-    read = partial(exact.scaled, precision=type_.precision, scale=type_.scale)
+    read = partial(scaled, precision=type_.precision, scale=type_.scale)
     for row, value in cells.read_rare(read):
         out[row] = value % (1 << 64), (value >> 64) % (1 << 64)
     return _array(cells, arrow_type(type_), out)
@@ -107,7 +113,7 @@ def _floats(cells: ColumnCells, type_: ValueType) -> pa.Array[Any]:
     cells.status[np.isinf(out)] = OUT_OF_RANGE
     sizes = cells.stops - cells.starts
     cells.status[numbers & (out == 0) & (sizes > _LONGEST_ZERO)] = RARE
-    read = partial(exact.floating, bits=type_.bits, not_finite=type_.form != "finite")
+    read = partial(floating, bits=type_.bits, not_finite=type_.form != "finite")
     for row, value in cells.read_rare(read):
         out[row] = value
     return _array(cells, arrow_type(type_), out)

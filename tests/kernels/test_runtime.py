@@ -17,7 +17,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, kernel, read_only
 COPY = """
 import sys
 import numpy as np
-from deltaforge_dagster.kernels import json_bytes, message_text
+from deltaforge_dagster.kernels import json_strings, message_text
 from deltaforge_dagster.kernels.runtime import copy, read_only
 assert "numba" not in sys.modules
 out = np.zeros(9, np.uint8)

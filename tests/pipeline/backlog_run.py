@@ -17,10 +17,10 @@ from pyspark.sql.connect.session import SparkSession
 from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.pipeline.capture import backlog
+from deltaforge_dagster.sources import stream
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.stream import log_sections
-from deltaforge_dagster.sources.stream import read_buffer
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import connected
 from tests.pipeline.capturing import Stage
@@ -29,8 +29,8 @@ LIMITS = SegmentLimits(min_ms=0, max_ms=100, max_events=100)
 SMALL = {
     f"{backlog.__name__}.WORTH_BYTES": 20 << 10,
     f"{backlog.__name__}.LOOK_BYTES": 4 << 10,
-    f"{read_buffer.__name__}._LEAST_BUFFER_BYTES": 2 << 10,
-    f"{read_buffer.__name__}.BUFFER_BYTES": 2 << 10,
+    f"{stream.__name__}._LEAST_BUFFER_BYTES": 2 << 10,
+    f"{stream.__name__}.BUFFER_BYTES": 2 << 10,
     f"{log_sections.__name__}.BUFFER_BYTES": 2 << 10,
 }
 """What makes a backlog of little log."""

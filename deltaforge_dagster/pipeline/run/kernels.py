@@ -21,8 +21,8 @@ from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks.registry import SinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import SourceType, source_types
 from deltaforge_dagster.sources.rows import hiding
-from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
-from deltaforge_dagster.typed_rows import rows as typed_rows
+from deltaforge_dagster.sources.rows import snapshot as snapshot_rows
+from deltaforge_dagster.typed_rows import tables as typed_tables
 
 
 def all_kernels() -> Mapping[str, Callable[[], None]]:
@@ -39,7 +39,7 @@ def all_kernels() -> Mapping[str, Callable[[], None]]:
         "snapshots": snapshot_rows.warm,
         "sensing": scan.warm,
         "sql": spliced_fields.warm,
-        "typed rows": typed_rows.warm,
+        "typed rows": typed_tables.warm,
         "keys of tables": keys.warm,
         **{f"sink {kind.name}": kind.warm for kind in sinks},
         **{f"snapshots of {kind.name}": kind.warm_snapshots for kind in sources},

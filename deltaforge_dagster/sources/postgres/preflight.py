@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.postgres.connection.service import (
     recognized,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.postgres.stream import publications, restart_point, slots
+from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _IDENTIFY_SECONDS = 5.0
@@ -138,7 +138,7 @@ def _slot(
 
 def _restart(connection: psycopg.Connection, server: PostgresSourceServer) -> list[Finding]:
     """Note if runs begin later than they could because of a missing right."""
-    grant = restart_point.missing_grant(connection, server.user)
+    grant = slots.missing_grant(connection, server.user)
     if grant is None:
         return []
     text = (

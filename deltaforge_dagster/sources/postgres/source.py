@@ -52,17 +52,16 @@ from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshot
 from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.stream import (
     publications,
-    restart_point,
-    slot_creation,
     slot_setup,
     slots,
-    stream_errors,
 )
 from deltaforge_dagster.sources.postgres.stream.replication import (
     SILENCE_SECONDS,
     STATUS_SECONDS,
     ReplicationStream,
+    refusal,
     start_command,
+    stream_error,
 )
 from deltaforge_dagster.sources.postgres.stream.slots import Heartbeat
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -184,7 +183,7 @@ class PostgresSource:
             )
         if slot is None or slot.confirmed_lsn is None:
             failover = self._options.failover_slot
-            slot_creation.create_patiently(
+            slot_setup.create_patiently(
                 server, config.slot, failover=failover, version=facts.version, waits=waits
             )
         return self.ensure_start(at)
@@ -614,7 +613,7 @@ class PostgresSource:
             if self._options.failover_slot and not slot.failover:
                 slots.check_failover(server, facts.version)
                 slots.make_failover(server, config.slot)
-            restart_point.log_running_transactions(connection)
+            slots.log_running_transactions(connection)
             command = start_command(connection, config, start, facts.version)
             # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
             silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)
@@ -630,7 +629,7 @@ class PostgresSource:
             stream.start(command)
         except RefusedError as refused:
             stream.close()
-            raise stream_errors.refusal(refused, server, config, started=False) from None
+            raise refusal(refused, server, config, started=False) from None
         except BaseException:
             stream.close()
             raise
@@ -649,7 +648,7 @@ class PostgresSource:
                 stream.send_status()
             yield from self._pass_on(stream, decoded, limits)
             if decoded.foreign:
-                raise stream_errors.stream_error(
+                raise stream_error(
                     stream,
                     bytes(buffer.data[decoded.consumed : buffer.length]),
                     self._server,

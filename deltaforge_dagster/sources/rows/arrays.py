@@ -1,9 +1,12 @@
-"""Build Arrow columns of the change frame from arrays that kernels write; for every source."""
+"""Arrow columns of the change frame from arrays that kernels write; for every source.
+
+`RowTexts` is the memory into which kernels write the images and keys of rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,14 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs
 from deltaforge_dagster.sources.rows.event_ids import ID_SIZE
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
+if TYPE_CHECKING:  # it makes columns itself
+    from deltaforge_dagster.sources.rows.hiding import Shown
+
+
 _TX_END = CAPTURED.get_field_index("tx_end")
+_ROOM = 16 << 20
+"""Bytes of JSON per text column and batch; one larger row makes the memory grow for a while."""
+_NAMES = ("before", "after", "key")
 
 
 def with_tx_end(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -66,6 +76,47 @@ def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordB
     )
 
 
+class RowTexts:
+    """Three text columns: image before, image after, key.
+
+    Each has the texts of all rows one after the other.
+
+    Args:
+        max_rows: The largest number of rows in a batch.
+
+    Attributes:
+        texts: The memory of each column.
+        ends: `ends[column, row]` is the offset at which the row's text ends.
+        valid: `valid[column, row]` is 0 if the row's text is null.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.texts = _texts(_ROOM)
+        self.ends = np.empty((3, max_rows), np.int64)
+        self.valid = np.empty((3, max_rows), np.uint8)
+
+    def make_room(self, room: int) -> None:
+        """Replace the memory by `room` bytes for each column, for a row above the usual size.
+
+        Raises:
+            MemoryError: The machine does not have that much memory.
+        """
+        self.texts = _texts(room)
+
+    def columns(self, shown: Shown, count: int) -> dict[str, pa.Array[Any]]:
+        """Copy the first `count` rows, after column rules, into columns of the change frame.
+
+        If the memory has grown for a large row, it is replaced by memory of the usual size.
+        """
+        columns = {
+            name: text_column(shown.texts[text], shown.ends[text, :count], self.valid[text, :count])
+            for text, name in enumerate(_NAMES)
+        }
+        if self.texts[0].size > _ROOM:
+            self.texts = _texts(_ROOM)
+        return columns
+
+
 class StampNames:
     """Arrow dictionaries of table versions' names and stamps, with each version's code in them."""
 
@@ -82,6 +133,11 @@ class StampNames:
         self.tables, self.table_codes = _dictionary([s.table for s in schemas])
         self.versions, self.version_codes = _dictionary([s.fingerprint for s in stamps])
         self.sequences = np.array([s.sequence for s in stamps], np.int64)
+
+
+def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Return memory for the three columns; pages that are never written cost nothing."""
+    return np.empty(room, np.uint8), np.empty(room, np.uint8), np.empty(room, np.uint8)
 
 
 def _dictionary(values: list[str]) -> tuple[pa.StringArray, npt.NDArray[np.int32]]:

@@ -1,4 +1,4 @@
-"""The server's identity, and whether its log continues the one that was read before.
+"""The server's identity, the end of its log, and whether that continues the one read before.
 
 initdb gives a cluster a `system_identifier`, which its replicas share; each promotion begins a new
 timeline, whose history file says where it branched off (manual: "Timelines"). So two numbers
@@ -17,13 +17,14 @@ import psycopg
 from deltaforge_dagster.errors import CorruptLog, PositionLost
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
+from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 from deltaforge_dagster.sources.postgres.decode.types import modified_name
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.tables import Column, TableSchema
 
 logger = logging.getLogger(__name__)
-
 _COLUMN_LISTS_VERSION = 150000
 _GENERATED_VERSION = 180000
 _BRANCH = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
@@ -154,6 +155,25 @@ def logged_schema(sent: TableSchema) -> TableSchema:
         replace(column, nullable=column.name not in sent.primary_key) for column in sent.columns
     )
     return replace(sent, columns=tuple(columns))
+
+
+def insert_lsn(connection: psycopg.Connection) -> int:
+    """Return where the next log record will begin: what is visible now was logged before it.
+
+    If the server refuses `pg_current_wal_insert_lsn`, write a heartbeat and return the LSN at its
+    end.
+    """
+    try:
+        with connection.transaction():
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate not in FUNCTION_REFUSED:
+            raise
+        row = connection.execute(
+            "SELECT pg_logical_emit_message(false, %s, '')::text", (HEARTBEAT,)
+        ).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
 
 
 def _branches(server: PostgresSourceServer, timeline: int, seconds: float) -> dict[int, int]:

@@ -7,6 +7,11 @@ so that both reach the same server in the same way.
 
 Every connection fixes the settings that affect the text form of values. Options in the
 start-up packet override those of `ALTER ROLE/DATABASE ... SET`.
+
+A log cannot be read through a connection pooler (PgBouncer, Supavisor, RDS Proxy), which lends one
+session of the server to many clients. It refuses or loses the settings with which our sessions
+begin; most poolers refuse replication, too. A pooler is recognized by what it refuses or loses,
+never by its address; that only helps to tell the user which address to use instead.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 
 from deltaforge_dagster.config.postgres_dsn import DSN_DEFAULTS, postgres_dsn
-from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
+from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
 from deltaforge_dagster.sources.postgres.connection.refusals import (
     NOT_PERMITTED,
@@ -34,11 +39,14 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     may_not_replicate,
     translate,
 )
-from deltaforge_dagster.sources.postgres.connection.server import PROTOCOL_VIOLATION, pooled
 from deltaforge_dagster.sources.postgres.connection.service import recognized
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.stream import SocketTimeLimit
 
+PROTOCOL_VIOLATION = "08P01"
+"""The SQLSTATE with which PgBouncer refuses start-up parameters that it does not pass on."""
+
+_SUPABASE = "pooler.supabase.com"
 SETTINGS = {
     "client_encoding": "UTF8",
     "TimeZone": "UTC",
@@ -59,10 +67,8 @@ SETTINGS = {
 
 With `row_security` off, a SELECT fails if a policy would filter its rows.
 """
-
 NAME_BYTES = 63
 """The server truncates longer application names (NAMEDATALEN - 1)."""
-
 _DIGEST = 12
 _CONNECT_SECONDS = 2  # the least that libpq accepts
 _IDLE_SECONDS = 30.0
@@ -430,3 +436,35 @@ def _options(parameters: dict[str, Any]) -> str:
     """Return the start-up options: those of the DSN, then ours, which override them."""
     ours = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     return f"{parameters.get('options') or ''} {ours}".strip()
+
+
+def pooled(where: str, host: str, port: str, user: str) -> SourceMisconfigured:
+    """Return the error for a pooler, with the address to use instead.
+
+    Args:
+        where: The address, as in `PostgresSourceServer.where`.
+        host: Its host.
+        port: Its port.
+        user: The role, whose name may contain the project.
+    """
+    return SourceMisconfigured(
+        f"{where}: a connection pooler answers here, through which no log can be read; "
+        f"in source.config.dsn use {_direct_address(host, port, user)}"
+    )
+
+
+def _direct_address(host: str, port: str, user: str) -> str:
+    """Return the address of the server behind a pooler, as far as the pooler's reveals it."""
+    role, _, project = user.partition(".")
+    if host.endswith(_SUPABASE):
+        return f"host db.{project or '<project>'}.supabase.co, port 5432 and role {role}"
+    if "-pooler." in host:
+        return f"host {host.replace('-pooler.', '.', 1)}"
+    if ".proxy-" in host:
+        return "the endpoint of the instance or cluster itself, not that of its proxy"
+    if port != "5432":
+        return (
+            f"the server's own port instead of {port}, usually 5432, "
+            "and its own host if that is another"
+        )
+    return "the host and port of the server itself"

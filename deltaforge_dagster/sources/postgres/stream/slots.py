@@ -1,14 +1,28 @@
 """The replication slot, by which the server retains its log from a position on.
 
-It is created if missing (`slot_creation`, if that takes time). `deltaforge recover` and `deltaforge
-checkpoint reset --all` drop it if nothing can be read from it any more, `deltaforge remove` in any
-case, and only confirmed positions move it. A slot that has moved past the position to read from no
-longer has the changes between, and reading on would silently lose them.
+It is created if missing (`slot_setup`). `deltaforge recover` and `deltaforge checkpoint reset
+--all` drop it if nothing can be read from it any more, `deltaforge remove` in any case, and only
+confirmed positions move it. A slot that has moved past the position to read from no longer has the
+changes between, and reading on would silently lose them.
+
+A reader of the slot, or a peek into it, waits until the server has decoded everything from the
+slot's `restart_lsn` on, but only gets what lies after the confirmed position. `restart_lsn` moves
+no further than to the newest confirmed record that lists the running transactions (manual:
+`pg_log_standby_snapshot`). A server writes such a record every 15 seconds and at each checkpoint,
+so a run would decode up to 15 seconds of log again that the run before it has confirmed: half a
+second for 100 MB. Therefore each run has one written when it begins to read, and the next run
+restarts there.
+
+All databases of a server share one log. While others write much and ours writes nothing, the slot
+moves only with the server's keepalives, which may come late. So `Heartbeat` writes small messages
+to the log: each is a transaction in our database that the slot decodes, so its commit can be
+confirmed as soon as it has arrived.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 
@@ -16,6 +30,7 @@ import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.errors import (
+    DeltaforgeError,
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
@@ -33,15 +48,16 @@ logger = logging.getLogger(__name__)
 
 LIMIT = "max_slot_wal_keep_size"
 """The server's setting for how much log a slot may retain (PostgreSQL 13)."""
-
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
-
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
 _SKIPS_EMPTY_VERSION = 150000
 _FAILOVER_VERSION = 170000
+_RECORD_VERSION = 160000
+_RECORD = "pg_catalog.pg_log_standby_snapshot()"
 _WAIT_SECONDS = 5.0
+_BEAT_SECONDS = 5.0
 _END_SECONDS = 15.0
 _RETRY_SECONDS = 1.0
 _POLL_SECONDS = 0.2
@@ -373,6 +389,50 @@ def has_changes(
     return counts
 
 
+def log_running_transactions(connection: psycopg.Connection) -> None:
+    """Have the server write the record, if it can and the role may."""
+    if _writes_records(connection) and _may_write_records(connection):
+        connection.execute(f"SELECT {_RECORD}")
+
+
+def missing_grant(connection: psycopg.Connection, role: str) -> str | None:
+    """Return the statement that lets the connection's role have the record written.
+
+    None if the role may do that already, or no role can.
+    """
+    if not _writes_records(connection) or _may_write_records(connection):
+        return None
+    return f"GRANT EXECUTE ON FUNCTION {_RECORD} TO {sql.Identifier(role).as_string(connection)}"
+
+
+class Heartbeat:
+    """Writes a heartbeat every `seconds`, from a separate thread, until it is stopped.
+
+    A failed heartbeat is only logged, because capture works without it.
+    """
+
+    def __init__(self, server: PostgresSourceServer, seconds: float) -> None:
+        self._server = server
+        self._seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for a heartbeat that is being written."""
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._seconds):
+            try:
+                # Transactional, because a commit flushes the log, which a message alone does not.
+                with self._server.query(_BEAT_SECONDS) as connection:
+                    connection.execute("SELECT pg_logical_emit_message(true, %s, '')", (HEARTBEAT,))
+            except DeltaforgeError as error:
+                logger.warning("a heartbeat failed: %s", error)
+
+
 def _terminate(
     connection: psycopg.Connection, server: PostgresSourceServer, name: str, pid: int
 ) -> None:
@@ -433,3 +493,13 @@ def oldest_transaction(connection: psycopg.Connection) -> str:
         """
     ).fetchone()
     return "" if row is None else f" (the oldest: process {row[0]}, for {row[1]} s)"
+
+
+def _writes_records(connection: psycopg.Connection) -> bool:
+    return connection.info.server_version >= _RECORD_VERSION
+
+
+def _may_write_records(connection: psycopg.Connection) -> bool:
+    row = connection.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (_RECORD,)).fetchone()
+    assert row is not None
+    return bool(row[0])

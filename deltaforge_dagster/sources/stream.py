@@ -1,19 +1,32 @@
-"""The socket of a log stream: one thread receives into large buffers, any thread sends and closes.
+"""The connection of a log stream: its socket, the decoder's buffer, and limits of its time.
 
-The receiver takes all bytes that have arrived. Reading the moment a byte arrives would cost a
-system call and a call of the decoder for every row, and would keep the server busy waking us up. So
-the receiver sleeps before it reads on: a millisecond first, and longer as long as each sleep brings
-much. A small transaction is delayed by one such millisecond only.
+`StreamSocket`: one thread receives into large buffers, any thread sends and closes. The receiver
+takes all bytes that have arrived. Reading the moment a byte arrives would cost a system call and a
+call of the decoder for every row, and would keep the server busy waking us up. So the receiver
+sleeps before it reads on: a millisecond first, and longer as long as each sleep brings much. A
+small transaction is delayed by one such millisecond only.
+
+`ReadBuffer` is between the socket and a decoder, which consumes complete events; the rest stays for
+its next call. The buffer normally has a fixed size. It grows for a larger row, and shrinks again
+afterwards. It is filled a little at first, then more with each call, so that the first changes of a
+backlog are decoded, and on their way, before megabytes have been received.
+
+`SocketTimeLimit` limits any whole conversation with a server: drivers limit single steps (a
+connect, a read), but many steps together may still take forever.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 from deltaforge_dagster.errors import SourceUnavailable
 
@@ -21,6 +34,9 @@ _PAUSE = 0.001
 _LONGEST_PAUSE = 0.016
 _PAUSE_BYTES = 4 << 10
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+BUFFER_BYTES = 4 << 20
+"""The most bytes that one call of a decoder usually gets, so that other threads run in between."""
+_LEAST_BUFFER_BYTES = 64 << 10
 
 
 class StreamSocket:
@@ -170,3 +186,95 @@ class StreamSocket:
         return SourceUnavailable(
             f"{self._where}: connection lost ({error.strerror or type(error).__name__})"
         )
+
+
+class ReadBuffer:
+    """Bytes of a log: those that the decoder has not consumed yet, followed by newly received ones.
+
+    Args:
+        max_bytes: Desired size of the buffer; at least 64 KiB and at most `BUFFER_BYTES` are used.
+
+    Attributes:
+        data: The memory; only the first `length` bytes are valid.
+        length: Number of valid bytes.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._usual_bytes = min(BUFFER_BYTES, max(max_bytes, _LEAST_BUFFER_BYTES))
+        self.data = bytearray(self._usual_bytes)
+        self.length = 0
+        self._receive_bytes = _LEAST_BUFFER_BYTES
+
+    def fill(self, receive: Callable[[memoryview, float], int], seconds: float) -> bool:
+        """Append received bytes, waiting up to `seconds` for the first; return whether any came."""
+        if self.length == len(self.data):  # one row larger than the buffer
+            self.data = self.data.ljust(2 * self.length, b"\0")
+        with memoryview(self.data) as view:
+            count = receive(view[self.length : self.length + self._receive_bytes], seconds)
+        if count == self._receive_bytes:
+            self._receive_bytes *= 2
+        self.length += count
+        return bool(count)
+
+    def drop(self, consumed: int) -> None:
+        """Remove the first `consumed` bytes; the rest moves to the start."""
+        held = self.length - consumed
+        if held < self._usual_bytes < len(self.data):
+            self.data = self.data[consumed : self.length].ljust(self._usual_bytes, b"\0")
+        elif consumed:
+            self.data[:held] = self.data[consumed : self.length]
+        self.length = held
+
+
+def notice_loss(descriptor: int) -> None:
+    """Enable TCP keepalive, so that a lost server is noticed within two minutes.
+
+    This works even on an idle connection.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as same, suppress(OSError):
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
+class SocketTimeLimit:
+    """Shuts a connection's socket down after some seconds, from a separate thread.
+
+    A context manager: the time starts when it is entered, and leaving it cancels the limit.
+
+    Args:
+        descriptor: The socket's file descriptor.
+        seconds: The limit.
+    """
+
+    def __init__(self, descriptor: int, seconds: float) -> None:
+        # A duplicate: once the driver has closed its descriptor, the number may be reused.
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._fired = threading.Event()
+        self._timer = threading.Timer(max(seconds, 0), self._shutdown)
+        self._timer.daemon = True
+
+    @property
+    def fired(self) -> bool:
+        """Whether the time has expired; errors of the connection after that are its consequence."""
+        return self._fired.is_set()
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        self._socket.close()
+
+    def _shutdown(self) -> None:
+        self._fired.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
