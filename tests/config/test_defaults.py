@@ -23,7 +23,7 @@ from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig, ClickhouseTls
 from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
+from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
 from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig

@@ -1,7 +1,7 @@
 """Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
 
-`sink` describes the rules. The progress of a batch outlives the session (`task`); `allowed`
-checks beforehand which messages can be sent at all.
+`sink` describes the rules. The progress of a batch outlives the session (`task`, which also says
+beforehand which messages can be sent at all).
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import PositionMoved, SinkUnavailable, Undeliverable
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.nats.allowed import check_stream, not_taken, sendable
 from deltaforge_dagster.sinks.nats.answers import DUPLICATE, STORED
-from deltaforge_dagster.sinks.nats.errors import (
+from deltaforge_dagster.sinks.nats.link import (
     NOBODY_LISTENS,
     WRONG_MESSAGE,
     WRONG_SEQUENCE,
     ApiError,
+    NatsLink,
     api_error,
     refusal,
 )
-from deltaforge_dagster.sinks.nats.link import NatsLink
 from deltaforge_dagster.sinks.nats.pack import (
     MAX_BLOCK_ROWS,
     PackedMessages,
@@ -36,7 +35,7 @@ from deltaforge_dagster.sinks.nats.pack import (
     PositionHeader,
 )
 from deltaforge_dagster.sinks.nats.stream import Held, Reader, Stream, fits, is_wild
-from deltaforge_dagster.sinks.nats.task import Task, Terms
+from deltaforge_dagster.sinks.nats.task import Task, Terms, check_stream, not_taken, sendable
 
 _MAX_UNACKNOWLEDGED = 2
 """Maximum number of blocks that are sent and not yet acknowledged."""

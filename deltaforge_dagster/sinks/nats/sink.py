@@ -34,11 +34,9 @@ from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import PositionMoved, SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.deadlines import TimedOut
-from deltaforge_dagster.sinks.nats.endpoint import Address, Login, addresses
-from deltaforge_dagster.sinks.nats.link import NatsLink
-from deltaforge_dagster.sinks.nats.rights import Rights, rights
+from deltaforge_dagster.sinks.nats.link import Address, Login, NatsLink, addresses
 from deltaforge_dagster.sinks.nats.session import Session
-from deltaforge_dagster.sinks.nats.stream import Held
+from deltaforge_dagster.sinks.nats.stream import Held, Rights, rights
 from deltaforge_dagster.sinks.nats.task import Pass, Task, Terms
 from deltaforge_dagster.sinks.use import Use
 
@@ -67,7 +65,7 @@ class NatsSink:
 
     Args:
         sink_id: Name of the sink in messages, and suffix of every message id.
-        url: See `endpoint`.
+        url: See `link`.
         pattern: Matches every subject to which the sink sends.
         login: Credentials.
         stream: The JetStream stream that captures these subjects; None for core NATS.

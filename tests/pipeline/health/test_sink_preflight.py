@@ -27,7 +27,7 @@ from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks import preflight as of_all
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka import preflight as of_kafka
-from deltaforge_dagster.sinks.nats.rights import USER_INFO
+from deltaforge_dagster.sinks.nats.stream import USER_INFO
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.testing.sinks import ORIGIN, allow, messages

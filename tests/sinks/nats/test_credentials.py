@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deltaforge_dagster.errors import AuthFailed, PermissionMissing
-from deltaforge_dagster.sinks.nats.endpoint import Login
+from deltaforge_dagster.sinks.nats.link import Login
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import StartNats

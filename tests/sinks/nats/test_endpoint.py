@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deltaforge_dagster.errors import SettingsError, SpecError
-from deltaforge_dagster.sinks.nats.endpoint import Address, Login, addresses
+from deltaforge_dagster.sinks.nats.link import Address, Login, addresses
 
 
 def test_addresses() -> None:

@@ -16,8 +16,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.nats import session
-from deltaforge_dagster.sinks.nats.endpoint import Login, addresses
-from deltaforge_dagster.sinks.nats.link import NatsLink
+from deltaforge_dagster.sinks.nats.link import Login, NatsLink, addresses
 from deltaforge_dagster.sinks.nats.pack import Packer, PositionHeader
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.testing.sinks import ORIGIN

@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
-from deltaforge_dagster.sinks.nats.endpoint import Login
+from deltaforge_dagster.sinks.nats.link import Login
 from deltaforge_dagster.sinks.nats.sink import NatsSink, subject_pattern
 from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.nats import NatsServer
