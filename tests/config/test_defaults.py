@@ -25,7 +25,7 @@ from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
 from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
-from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
+from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.turso.config import TursoSourceConfig

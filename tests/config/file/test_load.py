@@ -15,7 +15,7 @@ from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.file.config import FileSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
-from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
+from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig

@@ -13,8 +13,13 @@ from redis.connection import Connection
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sinks.redis.resp import PackedCommands, PositionKey, pack_blocks
-from deltaforge_dagster.sinks.redis.resp_replies import Replies, Verdict
+from deltaforge_dagster.sinks.redis.resp import (
+    PackedCommands,
+    PositionKey,
+    Replies,
+    Verdict,
+    pack_blocks,
+)
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\0$*ä€😀"), max_size=30

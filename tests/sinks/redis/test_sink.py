@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.redis import resp
 from deltaforge_dagster.sinks.redis.link import RedisLink
-from deltaforge_dagster.sinks.redis.resp_replies import Verdict
+from deltaforge_dagster.sinks.redis.resp import Verdict
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
