@@ -247,7 +247,7 @@ FAULTS = (
     Fault(
         "http-overlap",
         "dropped comparison",
-        "deltaforge_dagster/sinks/http/flight.py",
+        "deltaforge_dagster/sinks/http/sink.py",
         "        return bool(self._busy[request.keys].any())",
         "        return False",
         ("tests/sinks/http/test_sink.py",),

@@ -1,4 +1,4 @@
-"""The servers of a sink: Redis Cluster finds the node for each stream, and a node has one connection.
+"""The servers of a sink: a node has one connection, and a cluster finds the node for each stream.
 
 A key belongs to one of 16,384 slots, and each slot to one node (redis.io, "Redis cluster
 specification"). A transaction is limited to one slot. So the messages for the streams of each slot

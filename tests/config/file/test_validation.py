@@ -2,7 +2,7 @@ import pytest
 
 from deltaforge_dagster.config.file.validation import block_fields, field_table
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.sinks.http.config import HttpTls
+from deltaforge_dagster.sinks.http.sink_type import HttpTls
 from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 
 

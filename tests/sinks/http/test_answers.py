@@ -8,7 +8,7 @@ import email.utils
 import pytest
 
 from deltaforge_dagster.errors import AuthFailed, SinkRejected, SinkUnavailable
-from deltaforge_dagster.sinks.http.answers import MOST_SECONDS, Refusal, judge, retry_after
+from deltaforge_dagster.sinks.http.requests import MOST_SECONDS, Refusal, judge, retry_after
 
 
 def test_success() -> None:

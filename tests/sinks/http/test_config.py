@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deltaforge_dagster.sinks.http.config import HttpSinkConfig
-from deltaforge_dagster.sinks.http.sink_type import HTTP
+from deltaforge_dagster.sinks.http.sink_type import HTTP, HttpSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext
 
 AVRO = {"type": "avro", "schema_registry_url": "http://r"}

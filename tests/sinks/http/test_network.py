@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.errors import SinkRejected
-from deltaforge_dagster.sinks.http.client import ClientSettings
-from deltaforge_dagster.sinks.http.network import is_public
+from deltaforge_dagster.sinks.http.client import ClientSettings, is_public
 from deltaforge_dagster.sinks.http.requests import RequestForm
 from deltaforge_dagster.sinks.http.sink import HttpSink
 from deltaforge_dagster.testing.sinks import allow, messages
@@ -70,7 +69,7 @@ def test_the_address_that_was_checked_is_the_one_connected_to(
         raise ConnectionRefusedError(111, "refused")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr("deltaforge_dagster.sinks.http.network.connect", connect)
+    monkeypatch.setattr("deltaforge_dagster.sinks.http.client.connect", connect)
     sink = HttpSink("out", RequestForm(), ClientSettings(allow_private=False))
     sink.open()
     with pytest.raises(SinkRejected, match="has a private"):
@@ -95,7 +94,7 @@ def test_only_public_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPat
         "getaddrinfo",
         lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 80)) for one in both],
     )
-    monkeypatch.setattr("deltaforge_dagster.sinks.http.network.connect", connect)
+    monkeypatch.setattr("deltaforge_dagster.sinks.http.client.connect", connect)
     sink = HttpSink("out", RequestForm(), ClientSettings(allow_private=False))
     sink.open()
     with pytest.raises(Exception, match="refused"):
