@@ -190,31 +190,6 @@ class HttpClient:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """How requests are made.
-
-    Attributes:
-        method: Their method.
-        connect_timeout: Seconds for one attempt to connect.
-        timeout: Seconds for a request, from its first byte to its response.
-        connections: How many may be open.
-        tls: How servers are verified.
-        allow_private: Whether servers may have private addresses.
-        signature_header: Name of the header with the signature.
-        secret: The key of the signature; None to sign nothing.
-    """
-
-    method: str = "POST"
-    connect_timeout: float = 5.0
-    timeout: float = 10.0
-    connections: int = 1
-    tls: TlsFiles = field(default_factory=TlsFiles)
-    allow_private: bool = True
-    signature_header: str = "deltaforge-signature"
-    secret: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class TlsFiles:
     """How servers are verified; see `sink_type.HttpTls`."""
 
@@ -255,6 +230,31 @@ class TlsFiles:
                 f"sink {sink_id}: {used} cannot be used: {error.strerror or error}"
             ) from error
         return context
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How requests are made.
+
+    Attributes:
+        method: Their method.
+        connect_timeout: Seconds for one attempt to connect.
+        timeout: Seconds for a request, from its first byte to its response.
+        connections: How many may be open.
+        tls: How servers are verified.
+        allow_private: Whether servers may have private addresses.
+        signature_header: Name of the header with the signature.
+        secret: The key of the signature; None to sign nothing.
+    """
+
+    method: str = "POST"
+    connect_timeout: float = 5.0
+    timeout: float = 10.0
+    connections: int = 1
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    allow_private: bool = True
+    signature_header: str = "deltaforge-signature"
+    secret: str | None = field(default=None, repr=False)
 
 
 def signature(secret: str, seconds: int, body: bytes) -> str:
