@@ -20,7 +20,7 @@ from deltaforge_dagster.config.processors.processors import (
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig, ClickhouseTls
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig, ClickhouseTls
 from deltaforge_dagster.sinks.http.sink_type import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient, literal, quoted
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 

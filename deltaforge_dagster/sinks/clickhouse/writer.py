@@ -1,6 +1,6 @@
 """Applies the staged changes of a table, exactly once: a commit that is repeated changes nothing.
 
-``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it
+``current``    A row replaces the one of the same key that has a smaller version (`rows`), so it
                can be inserted any number of times. A delete is a row that is marked deleted. A
                truncate marks all rows deleted that the table has, in place of TRUNCATE, which would
                also remove rows that were inserted after it was sent.
@@ -22,28 +22,29 @@ import pyarrow as pa
 from deltaforge_dagster.errors import PermissionMissing, SinkUnavailable, TableRejected
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient, literal, quoted
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
-from deltaforge_dagster.sinks.clickhouse.inserts import Inserts
 from deltaforge_dagster.sinks.clickhouse.rows import (
     RowMaker,
+    VersionMaker,
+    VersionSpan,
+    has_version,
     insert_batches,
     is_partial,
     place_schema,
+    segment_place,
 )
-from deltaforge_dagster.sinks.clickhouse.staging import Staging
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.staging import Inserts, Staging
 from deltaforge_dagster.sinks.clickhouse.target import (
+    DELETED,
+    EVENT,
+    OP,
+    TIME,
+    VERSION,
     ClickhouseTarget,
     FoundTable,
     TableMark,
     reserved,
     table_label,
-)
-from deltaforge_dagster.sinks.clickhouse.types import DELETED, EVENT, OP, TIME, VERSION
-from deltaforge_dagster.sinks.clickhouse.versions import (
-    VersionMaker,
-    VersionSpan,
-    has_version,
-    segment_place,
 )
 from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.staged_files import staged_batches

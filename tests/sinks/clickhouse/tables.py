@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pydantic import SecretStr
 
 from deltaforge_dagster.sinks.clickhouse.client import quoted
-from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig
+from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.clickhouse.writer import ClickhouseWriter
 from deltaforge_dagster.sinks.tables.staged import (
     META,

@@ -10,7 +10,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     TableRejected,
 )
-from deltaforge_dagster.sinks.clickhouse.errors import failure
+from deltaforge_dagster.sinks.clickhouse.client import failure
 
 VERSION = "(version 24.8.4.13 (official build))"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sinks.clickhouse.types import column_type, holds, nullable
+from deltaforge_dagster.sinks.clickhouse.target import column_type, holds, nullable
 from deltaforge_dagster.sources.value_types import parse_value_type
 
 

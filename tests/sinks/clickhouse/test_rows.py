@@ -8,12 +8,12 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sinks.clickhouse.rows import place_schema
-from deltaforge_dagster.sinks.clickhouse.versions import (
+from deltaforge_dagster.sinks.clickhouse.rows import (
     SegmentPlace,
     VersionMaker,
     VersionSpan,
     has_version,
+    place_schema,
     version_column,
 )
 from deltaforge_dagster.sinks.tables.staged import ChangePlace
