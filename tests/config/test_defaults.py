@@ -22,7 +22,7 @@ from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig, ClickhouseTls
 from deltaforge_dagster.sinks.http.sink_type import HttpSinkConfig
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
 from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
 from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig

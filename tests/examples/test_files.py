@@ -13,8 +13,8 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, load_pipelines
 from deltaforge_dagster.config.processors.processors import JavascriptProcessor
 from deltaforge_dagster.processors.javascript.script import CallLimits, Script
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.client import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from tests.examples.stage import EXAMPLES
 
 DOCS = EXAMPLES.parent / "docs"

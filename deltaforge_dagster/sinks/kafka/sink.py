@@ -46,10 +46,14 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     whole_ordinals,
 )
-from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord
-from deltaforge_dagster.sinks.kafka.errors import translated
+from deltaforge_dagster.sinks.kafka.client import (
+    Batching,
+    Client,
+    KafkaClientSettings,
+    RefusedRecord,
+)
+from deltaforge_dagster.sinks.kafka.librdkafka import translated
 from deltaforge_dagster.sinks.kafka.producer import text_ends
-from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
 

@@ -13,7 +13,7 @@ from deltaforge_dagster.config.file.load import (
 from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.file.config import FileSinkConfig
-from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types

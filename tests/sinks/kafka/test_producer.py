@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sinks.base import MESSAGES
+from deltaforge_dagster.sinks.kafka.client import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.librdkafka import LIBRARY, MESSAGE, MessageStruct
 from deltaforge_dagster.sinks.kafka.producer import Producer, _messages
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import read_topic

@@ -12,8 +12,7 @@ import pytest
 
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.kafka.client import Client, RefusedRecord
-from deltaforge_dagster.sinks.kafka.settings import Batching
+from deltaforge_dagster.sinks.kafka.client import Batching, Client, RefusedRecord
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from deltaforge_lab.servers.kafka import KafkaServer

@@ -10,8 +10,7 @@ import pytest
 from deltaforge_dagster.errors import LeaseLost
 from deltaforge_dagster.sinks.base import Traffic, traffic_of
 from deltaforge_dagster.sinks.file.sink import FileSink
-from deltaforge_dagster.sinks.kafka.client import Client
-from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.client import Client, KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow, refuse_from
 from deltaforge_lab.faulty_sink import FaultySink

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sinks.kafka.client import Client
-from deltaforge_dagster.sinks.kafka.settings import Batching, KafkaClientSettings
+from deltaforge_dagster.sinks.kafka.client import Batching, Client, KafkaClientSettings
 
 
 def settings(lease_seconds: float = 25, **client_conf: str) -> KafkaClientSettings:
