@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.sinks.postgres.names import literal, quoted
+from deltaforge_dagster.sinks.postgres.server import literal, quoted
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 
 SCHEMA = "deltaforge"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deltaforge_dagster.sinks.postgres.names import quoted
+from deltaforge_dagster.sinks.postgres.server import quoted
 from deltaforge_dagster.sinks.postgres.types import is_exact
 from deltaforge_dagster.sinks.tables.staged import TableMode
 

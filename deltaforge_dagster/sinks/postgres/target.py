@@ -13,22 +13,16 @@ import psycopg
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.postgres import commits
 from deltaforge_dagster.sinks.postgres.commits import CommitsRow
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
-from deltaforge_dagster.sinks.postgres.names import (
+from deltaforge_dagster.sinks.postgres.server import (
     bad_column,
     bad_name,
     literal,
     quoted,
     schema_and_table,
 )
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.statements import TargetColumn, own_columns
-from deltaforge_dagster.sinks.postgres.types import (
-    column_type,
-    holds,
-    new_type,
-    staged_type,
-    takes,
-)
+from deltaforge_dagster.sinks.postgres.types import column_type, holds, new_type, staged_type, takes
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import (

@@ -27,11 +27,17 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.postgres import commits
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.copy_rows import HEADER, TRAILER, copy_rows, has_nul, wire
-from deltaforge_dagster.sinks.postgres.errors import NOT_PERMITTED, translated
-from deltaforge_dagster.sinks.postgres.names import quoted
-from deltaforge_dagster.sinks.postgres.server import NAME_BYTES, TargetServer, cut, end_former
+from deltaforge_dagster.sinks.postgres.server import (
+    NAME_BYTES,
+    NOT_PERMITTED,
+    TargetServer,
+    cut,
+    end_former,
+    quoted,
+    translated,
+)
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.statements import (
     PostgresStatements,
     TargetColumn,

@@ -3,7 +3,7 @@ import pytest
 from deltaforge_dagster.config.file.validation import block_fields, field_table
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.sinks.http.sink_type import HttpTls
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 
 
 def test_fields_of_every_form_are_listed() -> None:

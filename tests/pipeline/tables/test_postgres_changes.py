@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.types import TARGET_TYPES
 from deltaforge_dagster.sinks.postgres.writer import PostgresWriter
 from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable

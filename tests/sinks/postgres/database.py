@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 from pydantic import SecretStr
 
-from deltaforge_dagster.sinks.postgres.config import PostgresSinkConfig
+from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.writer import PostgresWriter
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 from tests.pipeline.lake.lake_tables import write_staged

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.errors import AuthFailed, DeltaforgeError, SinkRejected, SinkUnavailable
-from deltaforge_dagster.sinks.postgres.errors import connection_error
+from deltaforge_dagster.sinks.postgres.server import connection_error
 
 FAILED = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: '
 
