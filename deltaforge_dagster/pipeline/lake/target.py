@@ -25,8 +25,15 @@ from deltaforge_dagster.sinks.lake.dialect import (
     properties_text,
 )
 from deltaforge_dagster.sinks.lake.pending import pending_name
-from deltaforge_dagster.sinks.lake.sql import holds, literal, quoted, sql_type
-from deltaforge_dagster.sinks.lake.statements import WrittenColumn, own_columns, pending_columns
+from deltaforge_dagster.sinks.lake.statements import (
+    WrittenColumn,
+    holds,
+    literal,
+    own_columns,
+    pending_columns,
+    quoted,
+    sql_type,
+)
 from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import (

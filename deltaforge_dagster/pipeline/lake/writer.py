@@ -57,8 +57,14 @@ from deltaforge_dagster.sinks.lake.dialect import (
     LakeDialect,
     writer_settings,
 )
-from deltaforge_dagster.sinks.lake.sql import quoted, sql_type
-from deltaforge_dagster.sinks.lake.statements import STAGED, Statements, Truncate, WrittenColumn
+from deltaforge_dagster.sinks.lake.statements import (
+    STAGED,
+    Statements,
+    Truncate,
+    WrittenColumn,
+    quoted,
+    sql_type,
+)
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.writer import FoldTime, TableOwner, WrittenTable, check_names
 from deltaforge_dagster.state.lake_commits import TableFigures

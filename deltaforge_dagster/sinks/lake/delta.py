@@ -26,7 +26,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
     properties_text,
     rename_text,
 )
-from deltaforge_dagster.sinks.lake.sql import is_ordered, literal, quoted
+from deltaforge_dagster.sinks.lake.statements import is_ordered, literal, quoted
 
 _TRANSACTION = "spark.databricks.delta.write.txn"
 # A statement's transaction version is the number of its commit times `_STEPS`, plus its own number.

@@ -18,7 +18,7 @@ from deltaforge_dagster.sinks.lake.config import (
     PartitionField,
     TableLayout,
 )
-from deltaforge_dagster.sinks.lake.sql import literal, quoted
+from deltaforge_dagster.sinks.lake.statements import literal, quoted
 
 OWNER = "deltaforge.owner"
 """Property of a table: its owner, JSON (`pipeline.lake.target.Ownership`)."""
@@ -101,7 +101,7 @@ class LakeColumn:
 
     Attributes:
         name: Its name.
-        type: Its type, as `sql` writes it.
+        type: Its type, as `sql_type` writes it.
         comment: The column's type at the source, if known.
         is_key: Whether it is part of the key.
     """

@@ -31,7 +31,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
     properties_text,
     rename_text,
 )
-from deltaforge_dagster.sinks.lake.sql import literal, quoted
+from deltaforge_dagster.sinks.lake.statements import literal, quoted
 
 _STAMP = "spark.sql.iceberg.snapshot-property."
 _OWNER, _VERSION = "deltaforge.writer", "deltaforge.version"

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from deltaforge_dagster.sinks.lake.sql import literal, quoted
-from deltaforge_dagster.sinks.lake.statements import LATER
+from deltaforge_dagster.sinks.lake.statements import LATER, literal, quoted
 
 SUFFIX = "_pending"
 """Suffix that makes a table's name that of the table with its pending changes."""

@@ -22,7 +22,7 @@ from deltaforge_dagster.sinks.lake.config import (
 from deltaforge_dagster.sinks.lake.delta import DeltaDialect
 from deltaforge_dagster.sinks.lake.dialect import LakeDialect
 from deltaforge_dagster.sinks.lake.iceberg import IcebergDialect
-from deltaforge_dagster.sinks.lake.sql import quoted
+from deltaforge_dagster.sinks.lake.statements import quoted
 from deltaforge_dagster.sinks.tables.staged import (
     META,
     OLD_KEY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sinks.lake.sql import holds, literal, quoted, sql_type
+from deltaforge_dagster.sinks.lake.statements import holds, literal, quoted, sql_type
 from deltaforge_dagster.sources.value_types import INT8, TIME, TIMESTAMP, decimal, list_of
 
 
