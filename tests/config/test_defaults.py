@@ -24,7 +24,7 @@ from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig, 
 from deltaforge_dagster.sinks.http.sink_type import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
-from deltaforge_dagster.sinks.objects.config import FileRoll, S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import FileRoll, S3SinkConfig
 from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig

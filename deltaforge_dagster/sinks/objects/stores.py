@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.folders import make_folder, sync_folder
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}

@@ -12,7 +12,7 @@ from deltaforge_dagster.config.file.load import (
 )
 from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sinks.file.config import FileSinkConfig
+from deltaforge_dagster.sinks.file.sink_type import FileSinkConfig
 from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.sink_type import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.sink_type import RedisSinkConfig

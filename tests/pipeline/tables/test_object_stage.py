@@ -22,8 +22,7 @@ from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.tables import object_files
 from deltaforge_dagster.pipeline.tables.object_stage import ObjectStager
 from deltaforge_dagster.processors.messages.envelope import native_envelope
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
-from deltaforge_dagster.sinks.objects.sink_type import S3
+from deltaforge_dagster.sinks.objects.sink_type import S3, S3SinkConfig
 from deltaforge_dagster.sinks.tables.staged import ObjectPart, StagedCommit, StagedStep
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from deltaforge_dagster.processes.process import ServerProcess, free_port
 from deltaforge_dagster.sinks.objects import stores
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import RemoteStore
 
 pytestmark = [pytest.mark.s3, pytest.mark.soak("faults")]

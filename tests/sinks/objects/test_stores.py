@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.objects import stores
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import LocalStore, ObjectStore, RemoteStore, open_store
 from tests.fix_objects import Bucket
 

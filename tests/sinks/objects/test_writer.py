@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, SinkUnavailable, StoreUnavailable
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import LocalStore
 from deltaforge_dagster.sinks.objects.writer import ObjectWriter
 from deltaforge_dagster.sinks.tables.staged import (

@@ -6,8 +6,8 @@ import datetime as dt
 
 import pytest
 
-from deltaforge_dagster.sinks.objects.config import S3SinkConfig
-from deltaforge_dagster.sinks.objects.names import object_path
+from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
+from deltaforge_dagster.sinks.objects.writer import object_path
 from deltaforge_dagster.sinks.tables.staged import ObjectPart
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 
