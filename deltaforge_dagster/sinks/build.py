@@ -47,10 +47,10 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
     encoding = block.config.encoding
     if isinstance(encoding, AvroEncoding):
         # Imported here: most sinks need no registry.
-        from deltaforge_dagster.sinks.schema_registry.client import (  # noqa: PLC0415
+        from deltaforge_dagster.sinks.schema_registry import (  # noqa: PLC0415
+            AvroSink,
             SchemaRegistryClient,
         )
-        from deltaforge_dagster.sinks.schema_registry.sink import AvroSink  # noqa: PLC0415
 
         sink = AvroSink(sink, SchemaRegistryClient(sink_id, encoding), encoding)
     return sink

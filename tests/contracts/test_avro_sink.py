@@ -20,8 +20,7 @@ from deltaforge_dagster.sinks.base import (
     SinkBatch,
     SinkPosition,
 )
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
-from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
+from deltaforge_dagster.sinks.schema_registry import AvroSink, SchemaRegistryClient
 from deltaforge_dagster.testing.sinks import (
     ExactlyOnceContract,
     SinkContract,

@@ -17,16 +17,14 @@ from deltaforge_dagster.sinks.http.sink import HttpSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.sinks.registry import message_sink_types
-from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
-from deltaforge_dagster.sinks.schema_registry.sink import AvroSink
+from deltaforge_dagster.sinks.schema_registry import AvroSink, SchemaRegistryClient
 from deltaforge_dagster.testing.sinks import allow
 from deltaforge_lab.servers.http import HttpServer
 from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.fix_nats import Admin
-from tests.sinks.schema_registry.test_client import encoding
-from tests.sinks.schema_registry.test_sink import A
+from tests.sinks.test_schema_registry import A, encoding
 
 BYTES = bytes(range(256)) + b"\r\n\0\n"
 
