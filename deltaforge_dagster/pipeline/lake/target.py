@@ -34,9 +34,9 @@ from deltaforge_dagster.sinks.lake.statements import (
     quoted,
     sql_type,
 )
-from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import (
+    TableColumns,
     TableOwner,
     column_changed,
     column_gone,

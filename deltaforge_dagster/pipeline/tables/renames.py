@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from deltaforge_dagster.errors import TableRejected
-from deltaforge_dagster.sinks.tables.column_moves import uncertain_column
+from deltaforge_dagster.sinks.tables.writer import uncertain_column
 from deltaforge_dagster.sources.value_types import ValueType
 from deltaforge_dagster.state.identities import dropped_name, is_certain
 from deltaforge_dagster.typed_rows.rows import TypedRows

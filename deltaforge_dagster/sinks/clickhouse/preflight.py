@@ -11,7 +11,7 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sinks.clickhouse.client import ClickhouseClient, literal, quoted
 from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
-from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
+from deltaforge_dagster.sinks.registry import connect_seconds, not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
 _ROW_GRANTS = ("SELECT", "INSERT")

@@ -57,8 +57,8 @@ from deltaforge_dagster.sinks.tables.staged import (
     ChangePlace,
     StagedSegment,
     StagedTable,
+    lacking,
 )
-from deltaforge_dagster.sinks.tables.staged_files import lacking
 from deltaforge_dagster.sources.registry import identify_position
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 

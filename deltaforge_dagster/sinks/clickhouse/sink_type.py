@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import server_place
-from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
-from deltaforge_dagster.sinks.tables import consequences
+from deltaforge_dagster.sinks.registry import (
+    KEYS_CHANGED,
+    LATER_CHANGES,
+    NEEDS_RESYNC,
+    TABLES_MOVED,
+    DatabaseSinkType,
+    SinkContext,
+)
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need Arrow
@@ -153,14 +159,14 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes", "send_timeout_secs"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["url", "database", "table"], consequences.MOVED),
-        **dict.fromkeys(["mode", "version_source"], consequences.RESYNC),
-        "keys": consequences.KEYS,
+        **dict.fromkeys(["url", "database", "table"], TABLES_MOVED),
+        **dict.fromkeys(["mode", "version_source"], NEEDS_RESYNC),
+        "keys": KEYS_CHANGED,
         "types": (
             "applies to columns that are created from now on; a table that has the column with "
             "another type needs a resync (deltaforge resync PIPELINE --sink SINK --tables TABLE)"
         ),
-        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
+        **dict.fromkeys(["filter", "skipped_operations"], LATER_CHANGES),
     }
 
     def column_types(self) -> TargetTypes:

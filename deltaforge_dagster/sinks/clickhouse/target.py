@@ -26,9 +26,9 @@ from deltaforge_dagster.sinks.clickhouse.client import (
     quoted,
     table_name,
 )
-from deltaforge_dagster.sinks.tables.column_moves import TableColumns
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import (
+    TableColumns,
     TableOwner,
     column_changed,
     column_gone,

@@ -46,8 +46,7 @@ from deltaforge_dagster.sinks.clickhouse.target import (
     reserved,
     table_label,
 )
-from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
-from deltaforge_dagster.sinks.tables.staged_files import staged_batches
+from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable, staged_batches
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable, check_names, table_gone
 
 _POSITION_BITS = 64

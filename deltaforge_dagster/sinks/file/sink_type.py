@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.preflight import folder_finding
-from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
+from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, folder_finding
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow

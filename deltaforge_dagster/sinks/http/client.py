@@ -36,7 +36,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.folders import unreadable_file
-from deltaforge_dagster.sinks.deadlines import TimedOut
+from deltaforge_dagster.sinks.connections import TimedOut
 from deltaforge_dagster.sinks.http.requests import HttpRequest, Refusal, judge, origin_of
 
 _RESET = struct.pack("ii", 1, 0)

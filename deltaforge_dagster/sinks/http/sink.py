@@ -37,7 +37,7 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition, Traffic
-from deltaforge_dagster.sinks.deadlines import TimedOut
+from deltaforge_dagster.sinks.connections import TimedOut, Use
 from deltaforge_dagster.sinks.http.client import ClientSettings, HttpClient
 from deltaforge_dagster.sinks.http.requests import (
     HttpRequest,
@@ -46,7 +46,6 @@ from deltaforge_dagster.sinks.http.requests import (
     RequestForm,
     origin_of,
 )
-from deltaforge_dagster.sinks.use import Use
 
 _WAITS = (0.1, 0.2)
 """Seconds between the attempts of a request; there is one more attempt than waits."""

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 from deltaforge_dagster.config.sinks.base import CloudEventsEnvelope
 from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
-from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
+from deltaforge_dagster.sinks.registry import (
+    MessageSinkType,
+    SinkContext,
+    connect_seconds,
+    not_known,
+)
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it has a client library

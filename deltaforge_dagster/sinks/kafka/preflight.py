@@ -30,7 +30,7 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.kafka.client import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.librdkafka import LOGGER, error_of, translated
 from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
-from deltaforge_dagster.sinks.preflight import not_known
+from deltaforge_dagster.sinks.registry import not_known
 from deltaforge_dagster.sources.findings import Finding
 
 _NO_TOPIC = "no such topic"

@@ -46,6 +46,7 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     whole_ordinals,
 )
+from deltaforge_dagster.sinks.connections import Use
 from deltaforge_dagster.sinks.kafka.client import (
     Batching,
     Client,
@@ -55,7 +56,6 @@ from deltaforge_dagster.sinks.kafka.client import (
 from deltaforge_dagster.sinks.kafka.librdkafka import translated
 from deltaforge_dagster.sinks.kafka.producer import text_ends
 from deltaforge_dagster.sinks.kafka.transactions import Transactions
-from deltaforge_dagster.sinks.use import Use
 
 PIECE_ROWS = 20_000
 PIECE_BYTES = 16 << 20

@@ -45,7 +45,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     SpecError,
 )
-from deltaforge_dagster.sinks.deadlines import TimedOut, timed, too_late
+from deltaforge_dagster.sinks.connections import TimedOut, timed, too_late
 from deltaforge_dagster.sinks.nats.answers import Answers
 from deltaforge_dagster.sinks.nats.pack import PackedMessages
 

@@ -33,12 +33,11 @@ from typing import cast
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import PositionMoved, SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.deadlines import TimedOut
+from deltaforge_dagster.sinks.connections import TimedOut, Use
 from deltaforge_dagster.sinks.nats.link import Address, Login, NatsLink, addresses
 from deltaforge_dagster.sinks.nats.session import Session
 from deltaforge_dagster.sinks.nats.stream import Held, Rights, rights
 from deltaforge_dagster.sinks.nats.task import Pass, Task, Terms
-from deltaforge_dagster.sinks.use import Use
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)

@@ -9,8 +9,12 @@ from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource, server_place
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.preflight import connect_seconds
-from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, SparkOptions
+from deltaforge_dagster.sinks.registry import (
+    MessageSinkType,
+    SinkContext,
+    SparkOptions,
+    connect_seconds,
+)
 from deltaforge_dagster.sources.findings import Finding, listed
 
 if TYPE_CHECKING:  # it has kernels

@@ -7,8 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltaforge_dagster.sinks.preflight import connect_seconds, folder_finding
-from deltaforge_dagster.sinks.registry import ObjectSinkType, SinkContext
+from deltaforge_dagster.sinks.registry import (
+    ObjectSinkType,
+    SinkContext,
+    connect_seconds,
+    folder_finding,
+)
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need Arrow

@@ -14,7 +14,7 @@ from deltaforge_dagster.sinks.postgres import commits
 from deltaforge_dagster.sinks.postgres.commits import CommitsRow
 from deltaforge_dagster.sinks.postgres.server import TargetServer, quoted
 from deltaforge_dagster.sinks.postgres.sink_type import DEFAULT_SCHEMA
-from deltaforge_dagster.sinks.preflight import not_known
+from deltaforge_dagster.sinks.registry import not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")

@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.postgres_dsn import postgres_place
-from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
-from deltaforge_dagster.sinks.tables import consequences
+from deltaforge_dagster.sinks.registry import (
+    KEYS_CHANGED,
+    LATER_CHANGES,
+    NEEDS_RESYNC,
+    TABLES_MOVED,
+    TYPES_CHANGED,
+    DatabaseSinkType,
+    SinkContext,
+)
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
@@ -83,11 +90,11 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["table", "dsn"], consequences.MOVED),
-        **dict.fromkeys(["mode", "soft_deletes"], consequences.RESYNC),
-        "keys": consequences.KEYS,
-        "types": consequences.TYPES,
-        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
+        **dict.fromkeys(["table", "dsn"], TABLES_MOVED),
+        **dict.fromkeys(["mode", "soft_deletes"], NEEDS_RESYNC),
+        "keys": KEYS_CHANGED,
+        "types": TYPES_CHANGED,
+        **dict.fromkeys(["filter", "skipped_operations"], LATER_CHANGES),
     }
 
     def column_types(self) -> TargetTypes:

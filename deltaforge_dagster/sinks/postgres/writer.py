@@ -44,8 +44,15 @@ from deltaforge_dagster.sinks.postgres.statements import (
     staged_meta,
 )
 from deltaforge_dagster.sinks.postgres.target import PostgresTarget
-from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
-from deltaforge_dagster.sinks.tables.staged_files import lacking, staged_batches
+from deltaforge_dagster.sinks.tables.staged import (
+    META,
+    OLD_KEY,
+    VALIDITY,
+    StagedStep,
+    StagedTable,
+    lacking,
+    staged_batches,
+)
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 
 _DIGEST = 12

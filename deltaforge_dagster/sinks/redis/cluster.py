@@ -23,9 +23,9 @@ import redis
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.connections import Use
 from deltaforge_dagster.sinks.redis.link import Address, Identity, Redirected, RedisLink, translated
 from deltaforge_dagster.sinks.redis.resp import PackedCommands
-from deltaforge_dagster.sinks.use import Use
 
 _DRAIN_SECONDS = 1.0
 

@@ -38,7 +38,7 @@ from deltaforge_dagster.errors import (
     SpecError,
 )
 from deltaforge_dagster.folders import unreadable_file
-from deltaforge_dagster.sinks.deadlines import TimedOut, timed, too_late
+from deltaforge_dagster.sinks.connections import TimedOut, timed, too_late
 from deltaforge_dagster.sinks.redis.resp import PackedCommands, Replies, Verdict
 
 _MANY = re.compile(

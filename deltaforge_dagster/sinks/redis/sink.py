@@ -40,12 +40,11 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.deadlines import TimedOut
+from deltaforge_dagster.sinks.connections import TimedOut, Use
 from deltaforge_dagster.sinks.redis import resp
 from deltaforge_dagster.sinks.redis.cluster import Cluster, Node, by_slot, slot_of
 from deltaforge_dagster.sinks.redis.link import Address, Endpoint, Redirected, TooLarge, refusal
 from deltaforge_dagster.sinks.redis.resp import Verdict
-from deltaforge_dagster.sinks.use import Use
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
-from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
+from deltaforge_dagster.sinks.registry import (
+    MessageSinkType,
+    SinkContext,
+    connect_seconds,
+    not_known,
+)
 from deltaforge_dagster.sources.findings import Finding, listed
 
 if TYPE_CHECKING:  # it has kernels

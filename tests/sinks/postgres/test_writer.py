@@ -25,8 +25,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.postgres import writer as writer_module
 from deltaforge_dagster.sinks.postgres.server import TargetServer
-from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable
-from deltaforge_dagster.sinks.tables.staged_files import staged_batches
+from deltaforge_dagster.sinks.tables.staged import StagedStep, StagedTable, staged_batches
 from deltaforge_dagster.sources import value_types as types
 from deltaforge_dagster.sources.value_types import INT16, INT32, INT64, TEXT, ValueType
 from deltaforge_dagster.typed_rows.schema import TypedColumn, TypedSchema
