@@ -47,7 +47,7 @@ def build_sink(declared: Iterable[SinkBlock], sink_id: str, context: SinkContext
     if isinstance(encoding, AvroEncoding):
         # Imported here: most sinks need no registry.
         from deltaforge_dagster.sinks.schema_registry import (  # noqa: PLC0415
-            AvroSink,  # noqa: PLC0415
+            AvroSink,
             SchemaRegistryClient,
         )
 

@@ -13,6 +13,9 @@ Guide, "Entry points specification")::
 The name is the `type` in pipeline files and `SinkType.name` of the object. Everything that loads a
 pipeline file loads every kind, Dagster's code servers included. So the module with the object
 imports neither a client library nor kernels; the methods that need them import them.
+
+Below the kinds is what several of them share: texts about changed options, and helpers of
+preflights.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ if TYPE_CHECKING:  # they need Arrow, which code servers do without
         TableWriter,
     )
     from deltaforge_dagster.typed_rows.schema import TargetTypes
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from deltaforge_dagster.sources.findings import listed
 
 GROUP = "deltaforge.sinks"
 """The group of the entry points."""
@@ -378,3 +386,77 @@ def _check(kind: SinkType[Any]) -> None:
         raise TypeError(f"{kind.config.__name__} is no {needed.__name__}")
     if kind.config.destination_field not in kind.config.model_fields:
         raise ValueError(f"{kind.config.__name__} has no field for the destination")
+
+
+# Texts of `SinkType.consequences` for sinks that keep tables.
+
+NEEDS_RESYNC = (
+    "needs a resync: existing tables keep their form, and have none of the rows that are delivered "
+    "already in the new one (deltaforge resync PIPELINE --sink SINK)"
+)
+"""For an option that decides how rows are written."""
+
+TABLES_MOVED = (
+    "later changes go there; tables that are new there need a resync, because they lack the rows "
+    "that are delivered already (deltaforge resync PIPELINE --sink SINK)"
+)
+"""For an option that decides where tables are."""
+
+KEYS_CHANGED = (
+    f"lets a table go on that is held because it has no key; a table that exists {NEEDS_RESYNC}"
+)
+"""For `keys`."""
+
+TYPES_CHANGED = (
+    "applies to columns that are created from now on, and lets a held table go on if the column is "
+    "new; a table that has the column with another type needs a resync "
+    "(deltaforge resync PIPELINE --sink SINK --tables TABLE)"
+)
+"""For `types`."""
+
+LATER_CHANGES = "applies to changes after the checkpoint; what the tables have stays as it is"
+"""For an option that selects changes."""
+
+
+# What the preflights of several kinds share.
+
+_CONNECT_SECONDS = 5.0
+"""Maximum timeout of a preflight's connection attempt; runs wait as long as the file says."""
+
+
+def connect_seconds(configured: float) -> float:
+    """Return the timeout of a preflight's connection: the configured one, at most 5 seconds."""
+    return min(_CONNECT_SECONDS, configured)
+
+
+def not_known(subject: str, what: str, names: Collection[str], question: str) -> Finding:
+    """Return the note that destinations whose names depend on the changes cannot be checked.
+
+    Args:
+        subject: The sink.
+        what: Noun for its destinations: `topics`.
+        names: The templates of the destinations.
+        question: What cannot be known about them: `may be written`.
+    """
+    shown = listed([repr(name) for name in sorted(names)])
+    text = f"{what} {shown} depend on the changes: whether they {question} is not known"
+    return Finding(subject, "note", text)
+
+
+def folder_finding(subject: str, folder: Path, contents: str, correction: str) -> Finding:
+    """Return the finding on whether a run can write in a folder, which need not exist yet.
+
+    Args:
+        subject: The sink.
+        folder: The folder.
+        contents: What the sink has there: `files`.
+        correction: What to do if the folder cannot exist.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        return Finding(subject, "error", f"{existing} is no directory", correction)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        text = f"user {os.geteuid()} may not write in {existing}"
+        return Finding(subject, "error", text, f"chown {os.geteuid()} {existing}")
+    suffix = "" if existing == folder else " will be made"
+    return Finding(subject, "ok", f"{contents} in {folder}{suffix}")

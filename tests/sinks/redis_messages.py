@@ -12,7 +12,7 @@ import redis
 import redis.sentinel
 
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
-from deltaforge_dagster.sinks.redis import resp, resp_replies
+from deltaforge_dagster.sinks.redis import resp
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_lab.servers.redis import RedisServer
 
@@ -108,7 +108,6 @@ class Crash:
 def kernels() -> None:
     """Have machine code ready: these tests look at the clock."""
     resp.warm()
-    resp_replies.warm()
 
 
 @pytest.fixture

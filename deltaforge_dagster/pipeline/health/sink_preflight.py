@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.sinks import schema_registry
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
-from deltaforge_dagster.sinks.schema_registry import preflight as schema_registry
 from deltaforge_dagster.sources.findings import Finding
 
 

@@ -1,7 +1,7 @@
 """Tables of ClickHouse.
 
-`config` and `sink_type` describe the kind. `client` speaks ClickHouse's HTTP interface, and
-`errors` translates its exceptions. `types` maps column types, and `versions` computes the versions
-of rows. `target` finds or creates a table, `rows` converts staged rows to the rows that are
-inserted, and `writer` applies the changes of a commit, with `inserts` and `staging`.
+`sink_type` describes the kind, with its options. `client` speaks ClickHouse's HTTP interface.
+`target` finds or creates a table, and maps column types. `rows` converts staged rows to the rows
+that are inserted, and computes their versions; `staging` inserts them. `writer` applies the changes
+of a commit.
 """

@@ -1,6 +1,6 @@
 """Applies the staged changes of a table, exactly once: a commit that is repeated changes nothing.
 
-``current``    A row replaces the one of the same key that has a smaller version (`versions`), so it
+``current``    A row replaces the one of the same key that has a smaller version (`rows`), so it
                can be inserted any number of times. A delete is a row that is marked deleted. A
                truncate marks all rows deleted that the table has, in place of TRUNCATE, which would
                also remove rows that were inserted after it was sent.

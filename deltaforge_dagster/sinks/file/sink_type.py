@@ -1,4 +1,4 @@
-"""The file sink as a kind of sink."""
+"""The file sink as a kind of sink, and its `config` in a pipeline file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.sinks.file.sink_type import FileSinkConfig
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, folder_finding
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow
     from deltaforge_dagster.sinks.file.sink import FileSink
+from deltaforge_dagster.config.blocks import TemplateText
+from deltaforge_dagster.config.sinks import MessageSinkConfig
+
+
+class FileSinkConfig(MessageSinkConfig):
+    """Where to write."""
+
+    destination_field = "path"
+
+    path: TemplateText
+    """Template of the file's path. The file and its directories are created if they are missing.
+    Variables can choose a file only below the directory that the beginning of the template names.
+    """
 
 
 class FileSinkType(MessageSinkType[FileSinkConfig]):

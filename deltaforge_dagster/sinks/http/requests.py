@@ -1,4 +1,4 @@
-"""Builds the requests of a batch: which messages each holds, its URL, headers and body.
+"""The requests of a batch, and what their responses mean for its messages.
 
 By default a request holds one message. Its headers are those of the file and of the change, and::
 
@@ -10,15 +10,30 @@ In batch mode a request holds consecutive messages with the same URL and headers
 the messages of one change that share them. Its idempotency key is the SHA-256 of theirs, so it is
 the same for the same messages, and it has no `df-key`. In a replay every idempotency key ends with
 `|replay|<run>`, so that a receiver that drops known keys does not drop the replay.
+
+Responses (RFC 9110, "Status Codes"):
+
+==================  ================================================================================
+2xx                 delivered
+3xx                 the configuration is wrong: redirects are not followed, because changes would go
+                    to another place than the file says
+401, 403            the credentials are refused
+408, 425, 429, 5xx  not now: the same request is repeated, after `Retry-After` if the response has
+                    it
+other 4xx           refused for good: a batch is divided, a single change is undeliverable
+==================  ================================================================================
 """
 
 from __future__ import annotations
 
+import email.utils
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -28,9 +43,31 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.errors import Undeliverable
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    DeltaforgeError,
+    SinkRejected,
+    SinkUnavailable,
+    Undeliverable,
+)
 from deltaforge_dagster.sinks.base import SinkBatch, whole_ordinals
 from deltaforge_dagster.sinks.http.sink_type import RESERVED, TOKEN, VALUE
+
+MOST_SECONDS = 3600.0
+"""The longest `Retry-After` that is respected; a longer one counts as this."""
+
+_MOST_TEXT = 500
+"""How many characters of a response a dead letter shows."""
+
+_CREDENTIALS = {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+_TRANSIENT = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+_TOO_LARGE = {
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.REQUEST_URI_TOO_LONG,
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+}
+_WRONG_PATH = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE}
+_CLIENT_ERRORS = range(400, 500)
 
 Header = tuple[bytes, bytes]
 
@@ -93,15 +130,6 @@ class HttpRequest:
     keys: npt.NDArray[np.int64] | None
     attempts: int = 0
     not_before: float = 0.0
-
-
-def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL.
-
-    Messages show only these, since the rest may hold values of rows.
-    """
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class HttpRequests:
@@ -278,6 +306,15 @@ class HttpRequests:
         return Undeliverable(f"the message of ordinal {ordinal} {what}", ordinal, cause)
 
 
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL.
+
+    Messages show only these, since the rest may hold values of rows.
+    """
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 def _group_ends(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """Return the rows before which URL or headers change, and the number of rows."""
     rows = messages.num_rows
@@ -369,3 +406,114 @@ def _is_url(text: str) -> bool:
         and _URL.fullmatch(text) is not None
         and _DOT_SEGMENT.search(parts.path) is None
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The endpoint refuses a request for good: it would refuse the same request again.
+
+    Attributes:
+        status: The status of the response.
+        text: The beginning of the response.
+    """
+
+    status: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"status {_phrase(self.status)}"
+
+    @property
+    def cause(self) -> str:
+        """The `Undeliverable.cause` of a change that is refused."""
+        if self.status in _TOO_LARGE:
+            return "too_large"
+        return "routing" if self.status in _WRONG_PATH else "serialization"
+
+    @property
+    def detail(self) -> str:
+        """The `Undeliverable.detail`: what the endpoint said, in one line."""
+        text = " ".join(self.text.split())[:_MOST_TEXT]
+        return f"; it said: {text}" if text else ""
+
+
+def judge(
+    where: str, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+) -> Refusal | None:
+    """Return None if the messages of a request are delivered, or why they never can be.
+
+    Args:
+        where: The sink and the server, for messages.
+        status: The status of the response.
+        headers: Its headers.
+        body: The beginning of its body.
+
+    Raises:
+        SinkUnavailable: The endpoint cannot accept them now.
+        AuthFailed: It refused the credentials.
+        SinkRejected: It is not an endpoint for this sink.
+    """
+    if status // 100 == 2:
+        return None
+    if status in _TRANSIENT or status // 100 == 5:
+        error = SinkUnavailable(f"{where} answered {_phrase(status)}")
+        error.retry_after = retry_after(_header(headers, b"retry-after"))
+        raise error
+    if status in _CREDENTIALS:
+        raise AuthFailed(
+            f"{where} answered {_phrase(status)}: correct the credentials in `headers`, "
+            "or those of the client in `tls`"
+        )
+    if status in _CLIENT_ERRORS:
+        return Refusal(status, body.decode(errors="replace"))
+    raise _no_endpoint(where, status, headers)
+
+
+def retry_after(text: str | None) -> float | None:
+    """Return the seconds that a `Retry-After` header asks for (RFC 9110, "Retry-After").
+
+    Returns:
+        None if there is no header, if it is invalid, or if its time is past.
+    """
+    if text is None:
+        return None
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        seconds = float(text)
+    else:
+        try:
+            at = email.utils.parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        seconds = at.timestamp() - time.time()
+    return min(seconds, MOST_SECONDS) if seconds > 0 else None
+
+
+def _no_endpoint(
+    where: str, status: int, headers: Sequence[tuple[bytes, bytes]]
+) -> DeltaforgeError:
+    location = _header(headers, b"location")
+    if location is None:
+        return SinkRejected(f"{where} answered {_phrase(status)}, which is no answer to a delivery")
+    try:
+        host = urlsplit(location).netloc.rpartition("@")[2]
+    except ValueError:
+        host = ""
+    target = f"another place on {host}" if host else "another path"
+    return SinkRejected(
+        f"{where} answered {_phrase(status)}, a redirect to {target}; redirects are not followed: "
+        "correct `url`"
+    )
+
+
+def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str | None:
+    return next(
+        (value.decode("latin-1") for name, value in headers if name.lower() == wanted), None
+    )
+
+
+def _phrase(status: int) -> str:
+    try:
+        return f"{status} ({HTTPStatus(status).phrase})"
+    except ValueError:
+        return str(status)

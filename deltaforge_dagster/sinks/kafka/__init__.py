@@ -1,4 +1,5 @@
-"""The Kafka sink: client chunks for librdkafka (`client`, `settings`).
+"""The Kafka sink: a `client` sends chunks of messages with librdkafka.
 
-They are sent in `transactions` when delivery is exactly once.
+They are sent in `transactions` when delivery is exactly once. `producer` passes columns of messages
+to `librdkafka`.
 """

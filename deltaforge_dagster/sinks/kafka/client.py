@@ -1,10 +1,19 @@
-"""One librdkafka producer and the outcome of its messages (`settings` holds its properties).
+"""One librdkafka producer: its properties, and the outcome of its messages.
 
 librdkafka works in its own threads: `produce` puts messages into a queue in memory, and the threads
 collect, compress and send batches. They report outcomes while `poll` or `flush` runs. A `Client`
 turns this into client chunks that are acknowledged as a whole or fail.
 
-In addition to the settings, two rules preserve the order of messages through failures:
+Properties have defaults, which `client_conf` overrides, or are fixed. Most of them preserve the
+order of messages through failures:
+
+- The producer is idempotent: it numbers its messages, and brokers accept each partition's numbers
+  without gaps and only once. Retries are limited by time (`message.timeout.ms`), not by number.
+- A message that a broker refuses permanently stops the producer before a later message of the same
+  partition can pass it (`enable.gapless.guarantee`); in a transaction, it fails the transaction.
+- A message is delivered or has timed out before its sender can have lost its lease.
+
+Two more rules do so:
 
 - A message that times out must not be overtaken by those behind it. So a chunk's own deadline ends
   earlier than `message.timeout.ms`, and the client then empties the queue at once.
@@ -19,15 +28,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 import orjson
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
-from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.kafka.client import Batching, KafkaClientSettings
+from deltaforge_dagster.sinks.base import SendGuard, Traffic
 from deltaforge_dagster.sinks.kafka.librdkafka import (
     UNDELIVERABLE,
     error_of,
@@ -36,6 +45,43 @@ from deltaforge_dagster.sinks.kafka.librdkafka import (
     translated,
 )
 from deltaforge_dagster.sinks.kafka.producer import Producer
+from deltaforge_dagster.sinks.kafka.sink_type import IS_TRUE
+
+_RECONNECT: Mapping[str, str] = {"reconnect.backoff.ms": "20"}
+"""librdkafka waits half of this time before a new client's next connection: the first one, to any
+broker, tells it which brokers there are. With its default that is 50 ms, and a transaction needs
+several new connections.
+"""
+
+_DEFAULTS: Mapping[str, str] = {
+    "acks": "all",
+    "compression.type": "lz4",
+    "enable.idempotence": "true",
+    "linger.ms": "5",
+    "log.connection.close": "false",
+    "max.in.flight": "5",
+    "message.max.bytes": "1000000000",  # the brokers' own limit counts, after compression
+    **_RECONNECT,
+    "request.timeout.ms": "30000",
+    "retries": "2147483647",
+    "retry.backoff.ms": "100",
+    "socket.keepalive.enable": "true",
+    "statistics.interval.ms": "5000",
+}
+_FIXED: Mapping[str, str] = {  # not overridable: client chunks limit the queue
+    "queue.buffering.max.kbytes": "2147483647",
+    "queue.buffering.max.messages": "1000000",
+}
+_ALONE: Mapping[str, str] = {"batch.num.messages": "1"}
+_NOT_TRANSACTIONAL: Mapping[str, str] = {"enable.gapless.guarantee": "true"}
+_TRANSACTIONAL: Mapping[str, str] = {
+    "request.timeout.ms": "15000",
+    "transaction.timeout.ms": "60000",
+}
+_COMPRESSION = ("compression.type", "compression.codec", "compression.codec.type")
+
+_MESSAGE_TIMEOUT = {False: 60_000, True: 30_000}
+"""Milliseconds; the key says whether the producer is transactional."""
 
 _SLICE = 0.1
 """Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
@@ -63,7 +109,6 @@ _NO_ANSWER = frozenset([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])  # noqa: 
 _DEADLINE = 0.8
 """Fraction of `message.timeout.ms` after which the client itself gives up a chunk."""
 
-
 _CONSEQUENCES = frozenset(
     [
         KafkaError._FATAL,  # noqa: SLF001
@@ -76,20 +121,104 @@ _CONSEQUENCES = frozenset(
 """Codes of errors that are only consequences of another error."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedRecord:
-    """A message that did not arrive, and why.
+class Batching(Enum):
+    """How large record batches are; the value is their size in bytes before compression.
 
-    `row` is its row in its client chunk, None if unknown.
+    Fewer and larger ones need a fifth less of the brokers' processor time. Brokers limit the size
+    after compression, to 1 MiB by default.
     """
 
-    error: KafkaError
-    row: int | None
+    LARGE = 2 << 20
+    """Brokers accept them if compression halves them.
+
+    It does so with all but random or compressed data.
+    """
+    USUAL = 1 << 20
+    """Brokers accept them without any compression."""
+    ALONE = 0
+    """A batch holds one message, so a refusal concerns that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaClientSettings:
+    """How to reach a cluster.
+
+    Attributes:
+        sink_id: Name of the sink in messages.
+        brokers: `host:port`, several separated by commas.
+        client_conf: Properties of librdkafka, which override the defaults.
+        send_timeout: Seconds that a client chunk may take.
+        lease_seconds: Time after which a message must have timed out, because its sender may have
+            lost its lease by then.
+        traffic: Counts shared by the successive clients of a sink.
+    """
+
+    sink_id: str
+    brokers: str
+    client_conf: Mapping[str, str]
+    send_timeout: float
+    lease_seconds: float
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     @property
-    def cause(self) -> str | None:
-        """Cause of `errors.Undeliverable` if the message itself is at fault, else None."""
-        return UNDELIVERABLE.get(self.error.code())
+    def batching(self) -> Batching:
+        """How large record batches are until one is refused."""
+        conf = self.client_conf
+        compressed = all(conf.get(name, "").lower() != "none" for name in _COMPRESSION)
+        return Batching.LARGE if compressed and "batch.size" not in conf else Batching.USUAL
+
+    def properties(
+        self, transactional_id: str | None, batching: Batching = Batching.USUAL
+    ) -> dict[str, str]:
+        """Return the properties of a producer."""
+        transactional = transactional_id is not None
+        properties = {
+            "bootstrap.servers": self.brokers,
+            "client.id": f"deltaforge-{self.sink_id}",
+            **_DEFAULTS,
+            "batch.size": str(batching.value or Batching.USUAL.value),
+            **(_TRANSACTIONAL if transactional else _NOT_TRANSACTIONAL),
+            **self.client_conf,
+            **_FIXED,
+            **(_ALONE if batching is Batching.ALONE else {}),
+        }
+        properties.pop("transactional.id", None)
+        if transactional_id is not None:
+            properties["transactional.id"] = transactional_id
+        if properties["enable.idempotence"].lower() not in IS_TRUE:
+            properties.pop("enable.gapless.guarantee", None)  # requires idempotence
+        # The second name is an alias of the first.
+        limits = [self.lease_seconds * 1000]
+        for name in ("message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"):
+            if name in properties:
+                limits.append(_number(self.sink_id, name, properties[name]) or limits[0])
+        if not set(properties) & {"message.timeout.ms", "delivery.timeout.ms"}:
+            limits.append(_MESSAGE_TIMEOUT[transactional])
+        properties.pop("delivery.timeout.ms", None)
+        properties["message.timeout.ms"] = str(int(min(limits)))
+        return properties
+
+    def connection(self) -> dict[str, str | int | float | bool]:
+        """Return the properties of a client that only queries the cluster."""
+        conf = {name: text for name, text in self.client_conf.items() if name != "transactional.id"}
+        return {
+            "bootstrap.servers": self.brokers,
+            "client.id": f"deltaforge-{self.sink_id}",
+            **_RECONNECT,
+            **conf,
+        }
+
+    def transaction_seconds(self, transactional_id: str) -> float:
+        """Return how many seconds a transaction may last."""
+        name = "transaction.timeout.ms"
+        return _number(self.sink_id, name, self.properties(transactional_id)[name]) / 1000
+
+
+def _number(sink_id: str, name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"sink {sink_id}: client_conf: {name} must be a whole number") from None
 
 
 class Client:
@@ -361,6 +490,22 @@ class Client:
     def _on_refusal(self, error: KafkaError, row: int) -> None:
         self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
         self._refusals.append(RefusedRecord(error, row))
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecord:
+    """A message that did not arrive, and why.
+
+    `row` is its row in its client chunk, None if unknown.
+    """
+
+    error: KafkaError
+    row: int | None
+
+    @property
+    def cause(self) -> str | None:
+        """Cause of `errors.Undeliverable` if the message itself is at fault, else None."""
+        return UNDELIVERABLE.get(self.error.code())
 
 
 def _without_values(text: str, client_conf: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.kafka.client import KafkaClientSettings
-from deltaforge_dagster.sinks.kafka.librdkafka import LOG, error_of, translated
+from deltaforge_dagster.sinks.kafka.librdkafka import LOGGER, error_of, translated
 from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from deltaforge_dagster.sinks.registry import not_known
 from deltaforge_dagster.sources.findings import Finding
@@ -65,7 +65,7 @@ def findings(
     secrets = {name: value.get_secret_value() for name, value in config.client_conf.items()}
     settings = KafkaClientSettings(config.id, config.brokers, secrets, SECONDS, SECONDS)
     try:
-        admin = AdminClient(settings.connection(), logger=LOG)
+        admin = AdminClient(settings.connection(), logger=LOGGER)
         asked = {}
         if topics:
             asked = admin.describe_topics(

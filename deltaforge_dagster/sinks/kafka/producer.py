@@ -34,6 +34,7 @@ from deltaforge_dagster.sinks.kafka.librdkafka import (
     ERROR,
     LIBRARY,
     LOG,
+    LOGGER,
     MESSAGE,
     PRODUCER,
     PURGE_AT_ONCE,
@@ -43,7 +44,6 @@ from deltaforge_dagster.sinks.kafka.librdkafka import (
     TOKEN,
     MetadataStruct,
 )
-from deltaforge_dagster.sinks.kafka.librdkafka import LOG as LOGGER
 
 _TEXT_BYTES = 512
 """Size of the buffer for the text of an error."""

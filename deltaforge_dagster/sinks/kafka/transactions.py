@@ -32,7 +32,7 @@ from confluent_kafka import (
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.kafka.client import Batching, Client, KafkaClientSettings
-from deltaforge_dagster.sinks.kafka.librdkafka import LOG, error_of, translated
+from deltaforge_dagster.sinks.kafka.librdkafka import LOGGER, error_of, translated
 
 _SLICE = 0.5
 _PAUSE = 0.05
@@ -187,7 +187,7 @@ class Transactions:
         # librdkafka's admin interface could list the group's offsets in one call, but it was
         # observed to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
-        consumer = Consumer({**self._settings.connection(), **properties}, logger=LOG)
+        consumer = Consumer({**self._settings.connection(), **properties}, logger=LOGGER)
         offsets: list[TopicPartition] = []
 
         def ask(_: float) -> None:

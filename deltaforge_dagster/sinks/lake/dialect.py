@@ -101,7 +101,7 @@ class LakeColumn:
 
     Attributes:
         name: Its name.
-        type: Its type, as `sql` writes it.
+        type: Its type, as `sql_type` writes it.
         comment: The column's type at the source, if known.
         is_key: Whether it is part of the key.
     """

@@ -12,8 +12,16 @@ from deltaforge_dagster.sinks.lake.config import (
     LakeSinkConfig,
     local_folder,
 )
-from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, folder_finding
-from deltaforge_dagster.sinks.tables import consequences
+from deltaforge_dagster.sinks.registry import (
+    KEYS_CHANGED,
+    LATER_CHANGES,
+    NEEDS_RESYNC,
+    TABLES_MOVED,
+    TYPES_CHANGED,
+    LakeSinkType,
+    SinkContext,
+    folder_finding,
+)
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow
@@ -31,17 +39,17 @@ class LakeTablesSinkType(LakeSinkType[_Config]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes", "pending", "maintenance"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["table", "path", "catalog"], consequences.MOVED),
-        **dict.fromkeys(["mode", "soft_deletes"], consequences.RESYNC),
+        **dict.fromkeys(["table", "path", "catalog"], TABLES_MOVED),
+        **dict.fromkeys(["mode", "soft_deletes"], NEEDS_RESYNC),
         "pending": (
             "decides where later commits go; "
             "without it, pending changes are folded into their tables"
         ),
-        "keys": consequences.KEYS,
-        "types": consequences.TYPES,
+        "keys": KEYS_CHANGED,
+        "types": TYPES_CHANGED,
         **dict.fromkeys(["partition_by", "cluster_by", "write_mode", "properties"], _NEW_TABLES),
         "maintenance": "applies to later maintenance",
-        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
+        **dict.fromkeys(["filter", "skipped_operations"], LATER_CHANGES),
     }
 
     def column_types(self) -> TargetTypes:

@@ -1,16 +1,38 @@
-"""The statements that apply a step of a commit to a table, the same in all formats.
+"""SQL that is the same in all formats: statements that apply a step of a commit, names, and types.
 
-They read the staged rows from a view, `STAGED`. Each row has a *place*, `(df_position,
+The statements read the staged rows from a view, `STAGED`. Each row has a *place*, `(df_position,
 df_ordinal)`, and replaces or closes only a row with an earlier place. So applying a step again
 changes nothing.
+
+Types are written as Spark writes them: `bigint`, `decimal(10,2)`, `array<string>`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deltaforge_dagster.sinks.lake.statements import is_ordered, literal, quoted
+from deltaforge_dagster.sources.value_types import ValueType
+
+_SCALARS = {
+    "boolean": "boolean",
+    "text": "string",
+    "json": "string",
+    "binary": "binary",
+    "geometry": "binary",
+    "uuid": "string",
+    "date": "date",
+    "time": "string",
+}
+_INTEGERS = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+"""Integer types from the narrowest to the widest, with the digits of their largest values."""
+_EXACT = {"float": {"tinyint", "smallint"}, "double": {"tinyint", "smallint", "int", "float"}}
+"""By floating-point type, the types whose values it represents exactly."""
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_LIKE_TEXT = {"boolean", "date", *_DIGITS}
+"""Types whose text in Spark is the text that a column of type `text` would have."""
 
 STAGED = "deltaforge_staged"
 """The view with the rows of a step."""
@@ -36,71 +58,6 @@ LATER = (
     " OR (t.df_position = s.df_position AND t.df_ordinal < s.df_ordinal))"
 )
 """Condition that a change `s` has a later place than the row `t` of a table."""
-
-
-def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
-    """Return the types, by name, of the columns that a table has besides the source's."""
-    match mode:
-        case "changelog":
-            return _CHANGELOG | _PLACE_COLUMNS
-        case "current":
-            deleted = {"df_deleted": "boolean"} if soft_deletes else {}
-            return {"df_event_time": "timestamp"} | deleted | _PLACE_COLUMNS
-        case _:
-            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE_COLUMNS
-
-
-def pending_columns() -> Mapping[str, str]:
-    """Return the types, by name, of the own columns of a table of pending changes."""
-    return _PENDING | _PLACE_COLUMNS
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenColumn:
-    """A column of staged rows, and the table's column to which it is written.
-
-    Attributes:
-        staged: Its name in the staged rows.
-        name: Its name in the table.
-        staged_type: Its type in the staged rows.
-        type: Its type in the table, which holds all values of the staged type.
-    """
-
-    staged: str
-    name: str
-    staged_type: str
-    type: str
-
-    def value(self, row: str, prefix: str = "") -> str:
-        """Return the SQL of its value in a staged row, with the table's type."""
-        column = f"{row}.{quoted(prefix + self.staged)}"
-        return column if self.staged_type == self.type else f"CAST({column} AS {self.type})"
-
-
-@dataclass(frozen=True, slots=True)
-class Truncate:
-    """A truncate: its place, and when it was committed, in microseconds since 1970 UTC."""
-
-    position: int
-    ordinal: int
-    time_us: int
-
-    @property
-    def moment(self) -> str:
-        """The time of its commit, in SQL."""
-        return f"timestamp_micros({self.time_us})"
-
-    @property
-    def earlier(self) -> str:
-        """The condition that a row `t` of the table is from before the truncate."""
-        same = f"t.df_position = {self.position} AND t.df_ordinal < {self.ordinal}"
-        return f"(t.df_position < {self.position} OR ({same}))"
-
-    @property
-    def deleted(self) -> str:
-        """The assignments that mark a row deleted."""
-        assignments = f"df_position = {self.position}, df_ordinal = {self.ordinal}"
-        return f"df_deleted = true, df_event_time = {self.moment}, {assignments}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +336,71 @@ class Statements:
         return f"{row}.df_segment + {self.base}L" if self.base else f"{row}.df_segment"
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenColumn:
+    """A column of staged rows, and the table's column to which it is written.
+
+    Attributes:
+        staged: Its name in the staged rows.
+        name: Its name in the table.
+        staged_type: Its type in the staged rows.
+        type: Its type in the table, which holds all values of the staged type.
+    """
+
+    staged: str
+    name: str
+    staged_type: str
+    type: str
+
+    def value(self, row: str, prefix: str = "") -> str:
+        """Return the SQL of its value in a staged row, with the table's type."""
+        column = f"{row}.{quoted(prefix + self.staged)}"
+        return column if self.staged_type == self.type else f"CAST({column} AS {self.type})"
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """A truncate: its place, and when it was committed, in microseconds since 1970 UTC."""
+
+    position: int
+    ordinal: int
+    time_us: int
+
+    @property
+    def moment(self) -> str:
+        """The time of its commit, in SQL."""
+        return f"timestamp_micros({self.time_us})"
+
+    @property
+    def earlier(self) -> str:
+        """The condition that a row `t` of the table is from before the truncate."""
+        same = f"t.df_position = {self.position} AND t.df_ordinal < {self.ordinal}"
+        return f"(t.df_position < {self.position} OR ({same}))"
+
+    @property
+    def deleted(self) -> str:
+        """The assignments that mark a row deleted."""
+        assignments = f"df_position = {self.position}, df_ordinal = {self.ordinal}"
+        return f"df_deleted = true, df_event_time = {self.moment}, {assignments}"
+
+
+def own_columns(mode: str, *, soft_deletes: bool) -> Mapping[str, str]:
+    """Return the types, by name, of the columns that a table has besides the source's."""
+    match mode:
+        case "changelog":
+            return _CHANGELOG | _PLACE_COLUMNS
+        case "current":
+            deleted = {"df_deleted": "boolean"} if soft_deletes else {}
+            return {"df_event_time": "timestamp"} | deleted | _PLACE_COLUMNS
+        case _:
+            return _VALIDITY | {"df_is_current": "boolean"} | _PLACE_COLUMNS
+
+
+def pending_columns() -> Mapping[str, str]:
+    """Return the types, by name, of the own columns of a table of pending changes."""
+    return _PENDING | _PLACE_COLUMNS
+
+
 def _truncate_clause(truncate: Truncate, *, soft_deletes: bool) -> str:
     """Return the clause of a MERGE that truncates rows whose keys no applied row has."""
     if not soft_deletes:
@@ -387,3 +409,56 @@ def _truncate_clause(truncate: Truncate, *, soft_deletes: bool) -> str:
         f" WHEN NOT MATCHED BY SOURCE AND NOT t.df_deleted AND {truncate.earlier}"
         f" THEN UPDATE SET {truncate.deleted}"
     )
+
+
+def quoted(*names: str) -> str:
+    """Return the quoted name with these parts."""
+    return ".".join(f"`{name.replace('`', '``')}`" for name in names)
+
+
+def literal(value: str) -> str:
+    """Return a string literal."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def sql_type(type_: ValueType) -> str:
+    """Return the type of a column with such values; unsigned integers are not supported."""
+    match type_.kind:
+        case "integer":
+            assert type_.signed
+            return _INTEGERS[type_.bits]
+        case "float":
+            return "float" if type_.bits == 32 else "double"
+        case "decimal":
+            return f"decimal({type_.precision},{type_.scale})"
+        case "timestamp":
+            return "timestamp" if type_.zone else "timestamp_ntz"
+        case "list":
+            assert type_.element is not None
+            return f"array<{sql_type(type_.element)}>"
+        case _:
+            return _SCALARS[type_.kind]
+
+
+def holds(wide: str, narrow: str) -> bool:
+    """Return whether a cast from type `narrow` to type `wide` keeps each value exactly."""
+    same = wide == narrow
+    as_text = wide == "string" and (narrow in _LIKE_TEXT or bool(_DECIMAL.fullmatch(narrow)))
+    as_float = narrow in _EXACT.get(wide, ())
+    as_integer = _DIGITS.get(wide, 0) > _DIGITS.get(narrow, 99)
+    return same or as_text or as_float or as_integer or _holds_decimal(wide, narrow)
+
+
+def is_ordered(type_: str) -> bool:
+    """Return whether bounds of a column's values tell well which files can have a value."""
+    return type_ in {*_DIGITS, "date", "timestamp", "timestamp_ntz"} or bool(_DECIMAL.match(type_))
+
+
+def _holds_decimal(wide: str, narrow: str) -> bool:
+    if (target := _DECIMAL.fullmatch(wide)) is None:
+        return False
+    digits, scale = int(target[1]), int(target[2])
+    if (source := _DECIMAL.fullmatch(narrow)) is not None:
+        return scale >= int(source[2]) and digits - scale >= int(source[1]) - int(source[2])
+    return digits - scale >= _DIGITS.get(narrow, 99)

@@ -1,7 +1,7 @@
 """Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
 
-`sink` describes the rules. The progress of a batch outlives the session (`task`); `allowed`
-checks beforehand which messages can be sent at all.
+`sink` describes the rules. The progress of a batch outlives the session (`task`, which also says
+beforehand which messages can be sent at all).
 """
 
 from __future__ import annotations

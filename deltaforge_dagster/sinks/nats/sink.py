@@ -64,7 +64,7 @@ class NatsSink:
 
     Args:
         sink_id: Name of the sink in messages, and suffix of every message id.
-        url: See `endpoint`.
+        url: See `link`.
         pattern: Matches every subject to which the sink sends.
         login: Credentials.
         stream: The JetStream stream that captures these subjects; None for core NATS.

@@ -7,17 +7,20 @@ A sink that delivers exactly once finds its own position in the last message on 
 header `df-position`, which `pack.PositionHeader` describes. Messages of a replay move no position,
 but are among the others; their `df-position` is `@<sequence>`, the sequence of the last message
 before them that moves the position, or 0 if there is none.
+
+`rights` reads, without publishing anything, to which subjects the user may publish. Newer servers
+answer `$SYS.REQ.USER.INFO` (nats-server, `events.go`) if the user may publish to it.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from deltaforge_dagster.errors import SinkRejected
+from deltaforge_dagster.errors import PermissionMissing, SinkRejected
 from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.nats.link import (
     NO_MESSAGE,
@@ -30,6 +33,8 @@ from deltaforge_dagster.sinks.nats.link import (
 
 _REFERENCE = re.compile(r"([1-9][0-9]*) ([0-9]+)(?: (.*))?$")
 """A position that refers to a message before it: places, ordinal, event id."""
+
+USER_INFO = "$SYS.REQ.USER.INFO"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +286,41 @@ def _error(answer: Mapping[str, Any]) -> ApiError | None:
 def _sequence_in(text: str) -> int | None:
     """Return the sequence in `@<sequence>`, or None for any other text."""
     return int(text[1:]) if text.startswith("@") and text[1:].isdecimal() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """The subjects to which a user may publish.
+
+    Attributes:
+        allow: Patterns of allowed subjects; empty if all are allowed.
+        deny: Patterns of denied subjects, which override `allow`.
+    """
+
+    allow: Sequence[str]
+    deny: Sequence[str]
+
+    def of(self, pattern: str) -> Literal["all", "some", "none"]:
+        """Return whether the user may publish to all, some or none of the subjects of `pattern`."""
+        allowed = not self.allow or any(meet(rule, pattern) for rule in self.allow)
+        if not allowed or any(fits(rule, pattern) for rule in self.deny):
+            return "none"
+        whole = not self.allow or any(fits(rule, pattern) for rule in self.allow)
+        return "all" if whole and not any(meet(rule, pattern) for rule in self.deny) else "some"
+
+
+def rights(link: NatsLink, seconds: float) -> Rights | None:
+    """Return the subjects to which the user may publish, or None if the server does not tell.
+
+    Raises:
+        SinkUnavailable: The server does not answer.
+    """
+    try:
+        answer = link.request(USER_INFO, None, seconds)
+    except PermissionMissing:
+        return None
+    data = answer.get("data")
+    if not isinstance(data, dict):
+        return None
+    publish = (data.get("permissions") or {}).get("publish") or {}
+    return Rights(tuple(publish.get("allow") or ()), tuple(publish.get("deny") or ()))

@@ -13,12 +13,12 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.postgres import commits
 from deltaforge_dagster.sinks.postgres.commits import CommitsRow
 from deltaforge_dagster.sinks.postgres.server import TargetServer, quoted
+from deltaforge_dagster.sinks.postgres.sink_type import DEFAULT_SCHEMA
 from deltaforge_dagster.sinks.registry import not_known
 from deltaforge_dagster.sources.findings import Finding, listed
 
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _RECORD_RIGHTS = ("SELECT", "INSERT", "UPDATE")
-_DEFAULT_SCHEMA = "public"
 
 
 def findings(
@@ -199,4 +199,4 @@ def _scalar(connection: psycopg.Connection, query: str, *parameters: object) -> 
 
 def _split(name: str) -> tuple[str, str]:
     schema, dot, table = name.partition(".")
-    return (schema, table) if dot else (_DEFAULT_SCHEMA, name)
+    return (schema, table) if dot else (DEFAULT_SCHEMA, name)

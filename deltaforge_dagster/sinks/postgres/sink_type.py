@@ -1,4 +1,4 @@
-"""Tables of a PostgreSQL database as a kind of sink."""
+"""Tables of a PostgreSQL database as a kind of sink, and its `config` in a pipeline file."""
 
 from __future__ import annotations
 
@@ -7,17 +7,78 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.postgres_dsn import postgres_place
-from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
-from deltaforge_dagster.sinks.registry import DatabaseSinkType, SinkContext
-from deltaforge_dagster.sinks.tables import consequences
+from deltaforge_dagster.sinks.registry import (
+    KEYS_CHANGED,
+    LATER_CHANGES,
+    NEEDS_RESYNC,
+    TABLES_MOVED,
+    TYPES_CHANGED,
+    DatabaseSinkType,
+    SinkContext,
+)
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     from deltaforge_dagster.sinks.postgres.server import TargetServer
     from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
     from deltaforge_dagster.typed_rows.schema import TargetTypes
+from typing import Self
+
+from pydantic import SecretStr, field_serializer, field_validator, model_validator
+
+from deltaforge_dagster.config.blocks import Count, Seconds
+from deltaforge_dagster.config.postgres_dsn import checked_dsn
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+
+DEFAULT_SCHEMA = "public"
+"""The schema of a table whose name has none."""
+
+_MOST_PARTS = 2
 
 _CHECK_SECONDS = 5
+
+
+class PostgresSinkConfig(TableSinkConfig):
+    """Which database has the tables, and how they are kept."""
+
+    dsn: SecretStr
+    """The database, PostgreSQL 15 or newer:
+    `postgres://user:password@host:port/database?sslmode=...`, or `host=... port=... user=...
+    password=... dbname=...`.
+    """
+    soft_deletes: bool = False
+    """With `mode: current`: a deleted row stays, with `df_deleted` set to true."""
+    commit_seconds: Seconds = 1.0
+    """A commit is made when its oldest change has waited for this long,
+    or `commit_changes` wait.
+    """
+    commit_changes: Count = 100_000
+    """A commit is made when so many changes wait. It has no more, unless a single segment has."""
+
+    _check_dsn = field_validator("dsn")(staticmethod(checked_dsn))
+
+    @property
+    def full_destination(self) -> str:
+        """The template of the tables' names with their schema."""
+        return self.table if self.name_parts == _MOST_PARTS else f"{DEFAULT_SCHEMA}.{self.table}"
+
+    @field_serializer("dsn")
+    def _mask_dsn(self, dsn: SecretStr) -> str:
+        return mask(dsn.get_secret_value())
+
+    @model_validator(mode="after")
+    def _check_modes(self) -> Self:
+        if self.soft_deletes and self.mode != "current":
+            raise ValueError(
+                f"soft_deletes needs mode: current (mode {self.mode} keeps deleted rows anyway)"
+            )
+        if self.name_parts > _MOST_PARTS:
+            raise ValueError(
+                f"table has {self.name_parts} parts, and PostgreSQL's names have a schema and a "
+                "table (write ${source.schema}.${source.table})"
+            )
+        return self
 
 
 class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
@@ -29,11 +90,11 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     destinations = "tables"
     timing = frozenset({"commit_seconds", "commit_changes"})
     consequences: Mapping[str, str] = {
-        **dict.fromkeys(["table", "dsn"], consequences.MOVED),
-        **dict.fromkeys(["mode", "soft_deletes"], consequences.RESYNC),
-        "keys": consequences.KEYS,
-        "types": consequences.TYPES,
-        **dict.fromkeys(["filter", "skipped_operations"], consequences.LATER),
+        **dict.fromkeys(["table", "dsn"], TABLES_MOVED),
+        **dict.fromkeys(["mode", "soft_deletes"], NEEDS_RESYNC),
+        "keys": KEYS_CHANGED,
+        "types": TYPES_CHANGED,
+        **dict.fromkeys(["filter", "skipped_operations"], LATER_CHANGES),
     }
 
     def column_types(self) -> TargetTypes:

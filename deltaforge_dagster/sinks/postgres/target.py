@@ -22,13 +22,7 @@ from deltaforge_dagster.sinks.postgres.server import (
 )
 from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
 from deltaforge_dagster.sinks.postgres.statements import TargetColumn, own_columns
-from deltaforge_dagster.sinks.postgres.types import (
-    column_type,
-    holds,
-    new_type,
-    staged_type,
-    takes,
-)
+from deltaforge_dagster.sinks.postgres.types import column_type, holds, new_type, staged_type, takes
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import (
     TableColumns,

@@ -1,4 +1,4 @@
 """The Redis sink: blocks of XADD commands, packed by `resp` and sent over a `link`.
 
-`resp_replies` reads the replies. `cluster` handles clusters, with one `node` for each server.
+`resp` also reads the replies. `cluster` has the servers: one, or the nodes of a cluster.
 """

@@ -2,25 +2,87 @@
 
 Blocks (`resp`) and their replies are too large for redis-py to pack and parse, so their bytes
 bypass it. The link also watches the key of a sink's position, knows its own client id on the
-server, and can end other connections there.
+server, and can end other connections there. `Endpoint` finds the server that a URI names.
+
+Errors: an error line begins with a code (redis.io, "Redis serialization protocol specification",
+"Simple errors"), which decides whether it helps to wait and retry. Its text can repeat the
+command's arguments, so messages include only the part before them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import redis
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 
-from deltaforge_dagster.errors import SinkUnavailable
-from deltaforge_dagster.sinks.connections import timed, too_late
-from deltaforge_dagster.sinks.redis.link import Address, address, refusal
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    DeltaforgeError,
+    PermissionMissing,
+    SettingsError,
+    SinkRejected,
+    SinkUnavailable,
+    SpecError,
+)
+from deltaforge_dagster.folders import unreadable_file
+from deltaforge_dagster.sinks.connections import TimedOut, timed, too_late
 from deltaforge_dagster.sinks.redis.resp import PackedCommands, Replies, Verdict
+
+_MANY = re.compile(
+    r"^redis(?P<tls>s?)\+(?P<kind>sentinel|cluster)://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^/?#@]+)"
+    r"(?:/(?P<path>[^?#]*))?(?P<query>\?.*)?$"
+)
+_SERVICE = re.compile(r"([^/]+)(?:/(\d+))?")
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PORTS = {"sentinel": 26379, "cluster": 6379}
+
+Address = tuple[str, int]
+"""Host and port."""
+
+_TRANSIENT = frozenset(
+    [
+        "BUSY",
+        "CLUSTERDOWN",
+        "EXECABORT",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "NOREPLICAS",
+        "OOM",
+        "READONLY",
+        "TRYAGAIN",
+        "UNBLOCKED",
+    ]
+)
+"""Codes of transient errors: the server may accept the same commands later."""
+
+_TRANSIENT_CLASSES = (
+    redis.ConnectionError,
+    exceptions.ClusterDownError,
+    exceptions.ExecAbortError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
+)
+"""The same errors as redis-py's classes, whose text lacks the code."""
+
+_TOO_LARGE = ("invalid bulk length", "Elements are too large")
+"""Errors for a string above `proto-max-bulk-len` (512 MB), after which the server hangs up, and for
+an entry above 1 GB.
+"""
 
 _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout measures progress."""
@@ -283,3 +345,188 @@ class RedisLink:
             while (size := sock.recv_into(self._replies.space())) > 0:
                 self._replies.received(size)
         return self._replies.so_far().error
+
+
+class Endpoint:
+    """Makes connections to the server that a URI names.
+
+    The URI has a form that redis-py's `from_url` accepts (`redis://`, `rediss://` with TLS,
+    `unix://`, and their options), or names several hosts, `host[:port][,host[:port]...]`:
+
+    - `redis+sentinel://[user:password@]hosts/service[/database]`: Sentinels, which are asked for
+      the master of `service` for each connection; user and password are those of the master;
+    - `redis+cluster://[user:password@]hosts`: nodes of a Redis Cluster, some of which may be down.
+      A single node can also be given as `redis://`.
+
+    `rediss+` instead of `redis+` means TLS to the servers.
+
+    Raises:
+        SpecError: The URI is none of these.
+    """
+
+    def __init__(self, sink_id: str, uri: str, connect_timeout: float, send_timeout: float) -> None:
+        limits = {
+            "socket_connect_timeout": connect_timeout,
+            "socket_timeout": send_timeout,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self._sink_id = sink_id
+        self._next: Callable[[], Address] | None = None
+        try:
+            if match := _MANY.match(uri):
+                uri = self._single_server_uri(match, limits)
+            options = parse_url(uri)
+            self._class = options.pop("connection_class", redis.Connection)
+            # `resp` implements RESP2.
+            self._options = {**options, **limits, "protocol": 2}
+            self._class(**self._options)
+        except (ValueError, TypeError, redis.RedisError):
+            # Not chained: the original message can repeat a password that contains "/" or "@".
+            raise SpecError(
+                f"sink {sink_id}: uri is not a Redis URI: expected redis://, rediss://, unix://, "
+                "redis+sentinel:// or redis+cluster://, known options, and user and password "
+                "percent-encoded"
+            ) from None
+
+    def _single_server_uri(self, match: re.Match[str], limits: dict[str, object]) -> str:
+        """Store how to choose among a URI's hosts; return an equivalent URI of a single server."""
+        kind, path, user = match["kind"], match["path"] or "", match["user"]
+        addresses = [_address(host, _PORTS[kind]) for host in match["hosts"].split(",")]
+        database = ""
+        if kind == "sentinel":
+            if (parts := _SERVICE.fullmatch(path)) is None:
+                raise ValueError
+            service, database = unquote(parts[1]), parts[2] or ""
+            sentinel = Sentinel(addresses, sentinel_kwargs=limits)
+            self._next = lambda: sentinel.discover_master(service)
+        elif path not in {"", "0"}:
+            raise ValueError
+        else:
+            self._next = itertools.cycle(addresses).__next__
+        login = f"{user}@" if user else ""
+        return f"redis{match['tls']}://{login}{kind}/{database}{match['query'] or ''}"
+
+    def connection(self, address: Address | None = None) -> redis.Connection:
+        """Return a connection that is not connected yet.
+
+        Args:
+            address: Another server of the same cluster; None for the server that the URI names
+                (each time the next one if it names several nodes).
+
+        Raises:
+            redis.ConnectionError: No Sentinel answers, or none knows a master.
+            SettingsError: A file that the URI names cannot be read.
+        """
+        options = self._options
+        unreadable = unreadable_file({name: options.get(name) for name in _FILES})
+        if unreadable is not None:
+            raise SettingsError(f"sink {self._sink_id}: {unreadable}")
+        if address is None and self._next is not None:
+            address = self._next()
+        if address is not None:
+            options = {**options, "host": address[0], "port": address[1]}
+        connection: redis.Connection = self._class(**options)
+        return connection
+
+
+def _address(text: str, port: int) -> Address:
+    parts = urlsplit(f"//{text}")
+    if parts.hostname is None:
+        raise ValueError
+    return parts.hostname, parts.port or port
+
+
+class TooLarge(SinkRejected):
+    """A message is larger than the server accepts."""
+
+
+class Redirected(SinkUnavailable):
+    """Another node of the cluster has the slot of a stream.
+
+    Attributes:
+        slot: Number of the slot.
+        address: Address of that node.
+        asking: Whether only the next block must go there, because the slot is still being migrated.
+    """
+
+    def __init__(self, message: str, slot: int, address: Address, *, asking: bool) -> None:
+        super().__init__(message)
+        self.slot = slot
+        self.address = address
+        self.asking = asking
+
+
+def address(connection: redis.Connection) -> str:
+    """Return the server's name for messages, without user and password."""
+    path = getattr(connection, "path", None)
+    return f"redis at {path or f'{connection.host}:{connection.port}'}"
+
+
+def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeError:
+    """Return the `DeltaforgeError` for an error that redis-py raised in talking to `where`."""
+    text = f"{where}: {_without_arguments(str(error))}"
+    if isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):
+        return _auth_failed(sink_id, text)
+    if isinstance(error, exceptions.NoPermissionError):
+        return _permission_missing(sink_id, text, None)
+    if isinstance(error, redis.TimeoutError):
+        return TimedOut(f"sink {sink_id}: {text}")
+    if isinstance(error, exceptions.AskError):
+        code = "MOVED" if isinstance(error, exceptions.MovedError) else "ASK"
+        return refusal(sink_id, f"{code} {error}", None)
+    if isinstance(error, _TRANSIENT_CLASSES):
+        return SinkUnavailable(f"sink {sink_id}: {text}")
+    return refusal(sink_id, str(error), None)
+
+
+def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
+    """Return the `DeltaforgeError` for an error line of the server.
+
+    Args:
+        sink_id: Name of the sink in the message.
+        line: The line without its leading `-`.
+        stream: Name of the stream that the refused command writes, or None if unknown.
+    """
+    code, text = line.partition(" ")[0], _without_arguments(line)
+    where = f"sink {sink_id}: " + (f"stream {stream!r}: " if stream is not None else "")
+    if code in {"NOAUTH", "WRONGPASS"} or "invalid username-password" in line:
+        return _auth_failed(sink_id, text)
+    if code == "NOPERM":
+        return _permission_missing(sink_id, text, stream)
+    if code in {"MOVED", "ASK"}:
+        return _redirected(where, line)
+    if code == "WRONGTYPE":
+        return SinkRejected(
+            f"{where}there is a key of this name that is not a stream; rename or delete it, or "
+            "send to another stream"
+        )
+    if code in _TRANSIENT or "max number of clients" in line:
+        return SinkUnavailable(f"{where}the server refused for now: {text}")
+    kind = TooLarge if any(words in line for words in _TOO_LARGE) else SinkRejected
+    return kind(f"{where}the server refused: {text}")
+
+
+def _redirected(where: str, line: str) -> Redirected:
+    code, slot, target = line.split(" ")[:3]
+    host, _, port = target.rpartition(":")
+    message = f"{where}another node of the cluster has it: {_without_arguments(line)}"
+    return Redirected(message, int(slot), (host, int(port)), asking=code == "ASK")
+
+
+def _auth_failed(sink_id: str, text: str) -> AuthFailed:
+    return AuthFailed(f"sink {sink_id}: the server refused user or password of its uri: {text}")
+
+
+def _permission_missing(sink_id: str, text: str, stream: str | None) -> PermissionMissing:
+    command = re.search(r"'([^']+)' command", text)
+    grant = f"+{command[1]}" if command else f"~{stream or '<stream>'}"
+    return PermissionMissing(
+        f"sink {sink_id}: the Redis user lacks a permission: {text}; grant it with "
+        f"ACL SETUSER <user> {grant} (the sink needs +multi +exec +xadd and ~<each stream>, with "
+        "exactly_once also +watch +unwatch +get +set and ~deltaforge:position:*, on a cluster "
+        "+cluster|slots and +asking)"
+    )
+
+
+def _without_arguments(text: str) -> str:
+    return text.partition(", with args")[0][:200]

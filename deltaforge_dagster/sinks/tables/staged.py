@@ -29,16 +29,24 @@ that the object has (`StagedStep.part` is then not null).
 A step of kind `rekey` has updates that change the key and lack values: its rows have the new key,
 and the old key in columns whose names begin with `OLD_KEY`; absent values are in the table's row of
 the old key.
+
+`staged_batches` reads the files of a step, for writers that send the rows themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
+from deltaforge_dagster.journal.storage import open_located
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 TableMode = Literal["changelog", "current", "history"]
@@ -104,6 +112,9 @@ VALIDITY = pa.schema(
 
 OLD_KEY = "df_old_"
 """Prefix of the names of columns with an old key, before the name of the key column."""
+
+BATCH_ROWS = 16_384
+"""Maximum number of rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -248,3 +259,45 @@ class StagedCommit:
     tables: Sequence[StagedTable]
     failed: dict[tuple[str, ...], Exception]
     discard: Callable[[], None]
+
+
+def staged_batches(step: StagedStep, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a step in batches with these columns; columns a file lacks are null.
+
+    Args:
+        step: The step.
+        schema: The columns, with their types.
+
+    Raises:
+        StoreUnavailable: A file is gone or cannot be read; the commit must be staged again.
+    """
+    for name in step.files:
+        try:
+            with open_located(name) as file, pq.ParquetFile(cast("pa.NativeFile", file)) as parquet:
+                names = [column for column in schema.names if column in parquet.schema_arrow.names]
+                for batch in parquet.iter_batches(BATCH_ROWS, columns=names):
+                    yield _completed(batch, schema)
+        except (OSError, pa.ArrowException, JournalDamaged) as error:
+            raise StoreUnavailable(f"the staged file {name} cannot be read") from error
+
+
+def lacking(absent: pa.Array[Any], name: str) -> npt.NDArray[np.bool_]:
+    """Return which rows lack a column, given their `df_absent`."""
+    mask = np.zeros(len(absent), np.bool_)
+    if absent.null_count < len(absent):
+        rows = pc.list_parent_indices(absent).to_numpy()
+        names = cast("pa.Array[Any]", pc.list_flatten(absent))
+        mask[rows[pc.equal(names, pa.scalar(name)).to_numpy(zero_copy_only=False)]] = True
+    return mask
+
+
+def _completed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with all columns of a schema, in its order and with its types."""
+    columns: list[pa.Array[Any]] = []
+    for wanted in schema:
+        if wanted.name not in batch.schema.names:
+            columns.append(pa.nulls(batch.num_rows, wanted.type))
+            continue
+        column = batch.column(wanted.name)
+        columns.append(column if column.type == wanted.type else column.cast(wanted.type))
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)

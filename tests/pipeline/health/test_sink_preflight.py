@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from deltaforge_dagster.config.model import Sink
 from deltaforge_dagster.config.sinks import SinkBlock
-from deltaforge_dagster.sinks import preflight as of_all
+from deltaforge_dagster.sinks import registry as of_all
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka import preflight as of_kafka
 from deltaforge_dagster.sinks.nats.stream import USER_INFO

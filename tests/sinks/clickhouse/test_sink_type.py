@@ -1,4 +1,4 @@
-"""What the product asks about ClickHouse as a kind of sink."""
+"""What the product asks about ClickHouse as a kind of sink, and the options of such sinks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,84 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from deltaforge_dagster.errors import AuthFailed, SinkUnavailable
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.errors import AuthFailed, SinkUnavailable, SpecError
 from deltaforge_dagster.sinks.clickhouse.sink_type import CLICKHOUSE, ClickhouseSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
+from tests.config.conftest import Write, write
+
+__all__ = ["write"]
+
+
+def sink(**options: Any) -> dict[str, Any]:
+    """Return the block of a sink."""
+    known = {"id": "click", "url": "http://c:8123", "database": "shop"}
+    return {"type": "clickhouse", "config": known | options}
+
+
+def loaded(write: Write, **options: Any) -> ClickhouseSinkConfig:
+    """Return the options of a sink that a file declares."""
+    pipeline = load_pipeline(write({"spec.sinks.1": sink(**options)}))
+    assert pipeline.warnings == ()
+    config = pipeline.spec.spec.sinks[1].config
+    assert isinstance(config, ClickhouseSinkConfig)
+    return config
+
+
+def test_a_file_of_deltaforge(write: Write) -> None:
+    """All of its options, and its name of a mode."""
+    config = loaded(
+        write,
+        url="https://c:8443/",
+        table="orders",
+        mode="upsert",
+        user="u",
+        password="geheim",
+        tls={"enabled": True, "ca_file": "/ca.pem", "insecure_skip_verify": False},
+        version_source="ts_ms",
+        send_timeout_secs=5,
+        auto_create=False,
+    )
+    assert (config.mode, config.url, config.secure) == ("current", "https://c:8443", True)
+    assert config.name_of("shop", None, "orders") == ("shop", "orders")
+    assert "geheim" not in str(config.model_dump()) + repr(config)
+
+
+def test_names_of_tables(write: Write) -> None:
+    """By default that of the source's table; a template may combine its parts."""
+    assert loaded(write).name_of("d", "s", "orders") == ("shop", "orders")
+    combined = loaded(write, table="${source.schema}_${source.table}")
+    assert combined.name_of("d", "s", "orders") == ("shop", "s_orders")
+    assert loaded(write, tls={"enabled": False}).secure is False
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": "c:8123"}, "config.url: is not the address of ClickHouse's HTTP interface (write http://host:8123, or https://host:8443)"),
+        ({"url": "http://me:geheim@c"}, "config.url: holds a user or password (write them as `user` and `password`)"),
+        ({"url": "http://c/?database=x"}, "config.url: is not the address"),
+        ({"database": ""}, "config.database: is empty"),
+        ({"table": "${source.schema}.${source.table}"}, "config.table: has a dot: a table's name in a database has one part (write ${source.schema}_${source.table})"),
+        ({"table": "${source.schema}"}, "config.table: has a variable, but not ${source.table}, so tables would be mixed"),
+        ({"mode": "history"}, "config.mode: must be 'changelog' or 'current'"),
+        ({"version_source": "x"}, "config.version_source: must be 'source_position' or 'ts_ms'"),
+        ({"tls": {}}, "config: url is http://, but tls.enabled is true (write https://, and the port of that interface)"),
+        ({"url": "https://c", "tls": {"enabled": False}}, "config: url is https://, but tls.enabled is false (write http://, and the port of that interface)"),
+    ],
+)  # fmt: skip
+def test_each_mistake_has_its_sentence(write: Write, options: dict[str, Any], said: str) -> None:
+    """One mistake gives one problem, which says what to write instead and shows no secret."""
+    path = write({"spec.sinks.1": sink(**options)})
+
+    with pytest.raises(SpecError) as raised:
+        load_pipeline(path)
+
+    (problem,) = raised.value.problems
+    assert f"spec.sinks[1].{said}" in problem
+    assert "geheim" not in problem
+
 
 CONTEXT = SinkContext("shop", brief=True)
 

@@ -21,7 +21,7 @@ from deltaforge_dagster.sinks.nats.link import Login
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import StartNats
-from tests.sinks.nats.test_endpoint import credentials, seed_of
+from tests.sinks.nats.test_link import credentials, seed_of
 from tests.sinks.nats_messages import allow, numbered
 
 pytestmark = pytest.mark.nats

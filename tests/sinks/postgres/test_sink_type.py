@@ -1,4 +1,4 @@
-"""What `deltaforge check` says about tables in PostgreSQL."""
+"""What `deltaforge check` says about tables in PostgreSQL, and the options of the sink."""
 
 from __future__ import annotations
 
@@ -7,13 +7,39 @@ from typing import Any
 
 import pytest
 from psycopg import conninfo
+from pydantic import SecretStr, ValidationError
 
 from deltaforge_dagster.errors import AuthFailed
-from deltaforge_dagster.sinks.postgres.sink_type import POSTGRES
+from deltaforge_dagster.sinks.postgres.sink_type import POSTGRES, PostgresSinkConfig
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.sources.findings import Finding
 from tests.pipeline.lake.lake_tables import Staging
 from tests.sinks.postgres.database import Target, unguarded
+
+DSN = SecretStr("postgres://copy:not-to-be-seen@localhost/copy")
+
+
+def test_the_password_is_hidden() -> None:
+    """In everything that is shown."""
+    config = PostgresSinkConfig(id="copy", dsn=DSN)
+    assert "not-to-be-seen" not in f"{config!r} {config.model_dump_json()}"
+    assert config.model_dump()["dsn"] == "postgres://copy:***@localhost/copy"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dsn": SecretStr("copy:not-to-be-seen")}, "is not a PostgreSQL connection string"),
+        ({"mode": "history", "soft_deletes": True}, "soft_deletes needs mode: current"),
+        ({"table": "${source.db}.${source.schema}.${source.table}"}, "table has 3 parts"),
+    ],
+)
+def test_what_cannot_be(options: dict[str, Any], said: str) -> None:
+    """Each is one clear error without secrets."""
+    with pytest.raises(ValidationError, match=said) as raised:
+        PostgresSinkConfig(id="copy", **{"dsn": DSN, **options})
+    assert "not-to-be-seen" not in str(raised.value)
+
 
 pytestmark = pytest.mark.postgres
 

@@ -24,8 +24,7 @@ from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.fix_nats import Admin
-from tests.sinks.schema_registry.test_client import encoding
-from tests.sinks.schema_registry.test_sink import A
+from tests.sinks.test_schema_registry import A, encoding
 
 BYTES = bytes(range(256)) + b"\r\n\0\n"
 
