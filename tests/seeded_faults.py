@@ -312,10 +312,10 @@ FAULTS = (
     Fault(
         "resume-table",
         "boundary",
-        "deltaforge_dagster/pipeline/deliver/resume.py",
+        "deltaforge_dagster/pipeline/deliver/resumption.py",
         "min(journal.next_segment, sent_segment + 1)",
         "min(journal.next_segment, sent_segment)",
-        ("tests/pipeline/deliver/test_resume.py",),
+        ("tests/pipeline/deliver/test_resumption_rules.py",),
         "A sink that has lost its newest data, which the journal no longer has, goes on instead of stopping.",
     ),
     Fault(

@@ -1,12 +1,12 @@
 """The delivery of messages to one sink: decides which of its parts acts next.
 
 =====================  ===========================================================================
-`connection`           open the sink; close it after a failure
-`resumption`           ask a sink that keeps its own position for it whenever the sink was opened,
+`SinkConnection`       open the sink; close it after a failure
+`Resumption`           ask a sink that keeps its own position for it whenever the sink was opened,
                        and determine where delivery resumes
-`sender`               send a segment; a change that can never be delivered becomes a dead letter
-`progress`             advance the checkpoint to what the sink has acknowledged
-`redrive`              deliver dead letters again on request, between two segments
+`SegmentSender`        send a segment; a change that can never be delivered becomes a dead letter
+`SinkProgress`         advance the checkpoint to what the sink has acknowledged
+`Redriver`             deliver dead letters again on request, between two segments
 =====================  ===========================================================================
 """
 
@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deltaforge_dagster.errors import DeltaforgeError, StoreUnavailable
-from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
-from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
 from deltaforge_dagster.pipeline.deliver.redrive import Redriver
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
-from deltaforge_dagster.pipeline.deliver.sender import SegmentSender
+from deltaforge_dagster.pipeline.deliver.sender import SegmentSender, SinkConnection, SinkProgress
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder

@@ -19,8 +19,8 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     TableRejected,
 )
+from deltaforge_dagster.pipeline.deliver.deliverer import Retries
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
-from deltaforge_dagster.pipeline.deliver.retries import Retries
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
 from deltaforge_dagster.pipeline.tables import delivery as module
 from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, TableDelivery

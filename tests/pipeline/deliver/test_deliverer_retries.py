@@ -11,7 +11,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
-from deltaforge_dagster.pipeline.deliver.retries import Retries
+from deltaforge_dagster.pipeline.deliver.deliverer import Retries
 from tests.pipeline.deliver.scene import Scene, scene
 
 __all__ = ["scene"]

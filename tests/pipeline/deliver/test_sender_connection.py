@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, SinkRejected
-from deltaforge_dagster.pipeline.deliver.connection import SinkConnection
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.deliver.sender import SinkConnection
 from deltaforge_dagster.sinks.base import Sink, SinkPosition
 from tests.pipeline.deliver.scene import Recorder, Scene, scene
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.deliver.dead_letter_views import View, views
+from deltaforge_dagster.pipeline.deliver.dead_letters import View, views
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.processors.rows import position_fields
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost
-from deltaforge_dagster.pipeline.deliver.progress import SinkProgress
+from deltaforge_dagster.pipeline.deliver.sender import SinkProgress
 from tests.pipeline.deliver.scene import NAME, Recorder, Scene, batch, scene
 
 __all__ = ["scene"]

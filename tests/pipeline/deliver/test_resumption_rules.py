@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import PositionLost
-from deltaforge_dagster.pipeline.deliver.resume import (
+from deltaforge_dagster.pipeline.deliver.resumption import (
     JournalEnd,
     JournalPlace,
     SkipSegments,
