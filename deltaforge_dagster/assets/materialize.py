@@ -17,8 +17,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.control.publication import CHANGES, publication_of
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.encode.encoder import Encoder, RegisteredVersions
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.replay.closed_ranges import (

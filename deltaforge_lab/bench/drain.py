@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.status import Status
 
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.encode.encoder import Encoder, RegisteredVersions
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.cost.stages import StoreClock, stage_seconds

@@ -16,8 +16,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.encode.encoder import Encoder, RegisteredVersions
 from deltaforge_dagster.pipeline.replay.replay import replay
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_lab.servers.kafka import KafkaServer

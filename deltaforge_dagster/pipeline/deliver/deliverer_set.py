@@ -17,8 +17,7 @@ from deltaforge_dagster.pipeline.delivery import (
     DeliveryThread,
 )
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
-from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.encode.encoder import Encoder, RegisteredVersions
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing

@@ -29,7 +29,7 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import processed, processing_failed
 from deltaforge_dagster.pipeline.process.chain_jobs import check_expressions, run_job
 from deltaforge_dagster.pipeline.process.chains import chain_of
-from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
+from deltaforge_dagster.pipeline.process.stages import ProcessingJob, processed_by
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.state.records import CheckpointRow, Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore

@@ -15,7 +15,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.process.chain_jobs import run_job
 from deltaforge_dagster.pipeline.process.chains import chain_of
-from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
+from deltaforge_dagster.pipeline.process.stages import ProcessingJob, processed_by
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.state.records import Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore

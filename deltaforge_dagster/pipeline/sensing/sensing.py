@@ -35,7 +35,7 @@ from deltaforge_dagster.pipeline.encode.encoder import are_few
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
-from deltaforge_dagster.pipeline.process.expressions import spark_schema
+from deltaforge_dagster.pipeline.process.chain_jobs import spark_schema
 from deltaforge_dagster.pipeline.sensing.job import REPORT, SensingJob, learned_by
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.sensing.declared import declared

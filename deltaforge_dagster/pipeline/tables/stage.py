@@ -26,9 +26,8 @@ from deltaforge_dagster.config.sinks.base import SinkFilter
 from deltaforge_dagster.errors import SparkUnavailable, TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.encoder import share_out
+from deltaforge_dagster.pipeline.encode.encoder import check_server, share_out
 from deltaforge_dagster.pipeline.encode.messages import source_origin
-from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns

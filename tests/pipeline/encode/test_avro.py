@@ -14,11 +14,10 @@ import pytest
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.kernels import message_text
+from deltaforge_dagster.pipeline.encode.encoder import RegisteredVersions
 from deltaforge_dagster.pipeline.encode.files import slices_of
 from deltaforge_dagster.pipeline.encode.messages import MessagePlan
-from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
-from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
-from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.encode.segments import EmptyKeys, EncodedSegments
 from deltaforge_dagster.sinks.base import AVRO_MESSAGES, MESSAGES
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.tables import Column, TableSchema

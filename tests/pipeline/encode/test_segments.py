@@ -22,8 +22,7 @@ from deltaforge_dagster.pipeline.encode.files import (
     write_partition,
 )
 from deltaforge_dagster.pipeline.encode.messages import MessagePlan
-from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
-from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
+from deltaforge_dagster.pipeline.encode.segments import EmptyKeys, EncodedSegments
 from deltaforge_dagster.processors.messages.expansion import copy_id
 from deltaforge_dagster.state.records import SegmentRow
 from tests.pipeline.encode.test_files import resident

@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.frame import FRAME, PROCESSED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.process.chain_jobs import check_expressions, run_job
-from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
+from deltaforge_dagster.pipeline.process.stages import ProcessingJob, processed_by
 from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.code import code_of
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
