@@ -3,8 +3,8 @@
 `sinks.tables.staged` describes the files.
 
 For a changelog, one Spark job does this (`typed_files`). In other modes a second job folds the
-changes of each key (`fold_job`), after the run has divided each table's changes into steps
-(`steps`). No row passes through the run.
+changes of each key (`fold`), after the run has divided each table's changes into steps. No row
+passes through the run.
 """
 
 from __future__ import annotations
@@ -30,17 +30,24 @@ from deltaforge_dagster.pipeline.encode.encoder import check_server, share_out
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
-from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns
-from deltaforge_dagster.pipeline.tables.columns import keeps_values, union
-from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask
-from deltaforge_dagster.pipeline.tables.renames import (
+from deltaforge_dagster.pipeline.tables.columns import (
     SAME_NAMES,
+    AddedColumns,
     RowNames,
+    added_columns,
     check_certain,
     commit_columns,
+    keeps_values,
+    union,
+)
+from deltaforge_dagster.pipeline.tables.fold import (
+    FoldedFile,
+    FoldJob,
+    FoldTask,
+    StepPlan,
+    step_plan,
 )
 from deltaforge_dagster.pipeline.tables.reports import REPORT, TaskReport, reported
-from deltaforge_dagster.pipeline.tables.steps import StepPlan, step_plan
 from deltaforge_dagster.pipeline.tables.typed_files import (
     StagePlan,
     TableName,
