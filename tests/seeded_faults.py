@@ -285,10 +285,10 @@ FAULTS = (
     Fault(
         "cutter-full",
         "boundary",
-        "deltaforge_dagster/pipeline/capture/cutter.py",
+        "deltaforge_dagster/pipeline/capture/segments.py",
         "if writer is not None and writer.rows >= limits.max_events:",
         "if writer is not None and writer.rows > limits.max_events:",
-        ("tests/pipeline/capture/test_cutter.py",),
+        ("tests/pipeline/capture/test_segments.py",),
         "A segment that has reached its limit takes in another transaction, however large.",
     ),
     Fault(

@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.capture.segments import Ranges
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run_context import LeasedRun

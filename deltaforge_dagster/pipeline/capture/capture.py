@@ -1,6 +1,6 @@
 """Capture: one thread reads the source's log and cuts it into the journal's segments.
 
-`cutter.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and
+`segments.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and
 the order in which a segment becomes durable: file, then row.
 """
 
@@ -26,9 +26,8 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.capture.cutter import Hold, SegmentCutter
 from deltaforge_dagster.pipeline.capture.holds import Holds
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.capture.segments import Hold, Ranges, SegmentCutter
 from deltaforge_dagster.pipeline.control.unread_log import NOTHING
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import pending_writer
+from deltaforge_dagster.pipeline.lake.recorded_commits import CommitCopy, FigureReader, last_commit
 from deltaforge_dagster.pipeline.lake.spark_failures import (
     SparkFailure,
     failure_of,
     is_not_found,
     translated,
 )
-from deltaforge_dagster.pipeline.lake.stamps import CommitCopy, last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
     configure,

@@ -28,14 +28,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import (
     PendingTarget,
     open_pending,
     replace_pending,
 )
+from deltaforge_dagster.pipeline.lake.recorded_commits import FigureReader, last_commit
 from deltaforge_dagster.pipeline.lake.spark_failures import PASSING, failure_of, translated
-from deltaforge_dagster.pipeline.lake.stamps import last_commit
 from deltaforge_dagster.pipeline.lake.target import (
     LakeTarget,
     TableCommit,

@@ -15,7 +15,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.capture.segments import Ranges
 from deltaforge_dagster.pipeline.control.backpressure import BackPressure
 from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet

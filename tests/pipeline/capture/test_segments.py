@@ -15,7 +15,7 @@ from deltaforge_dagster.config.engine.engine import SegmentLimits
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture import cutter as cutter_module
-from deltaforge_dagster.pipeline.capture.cutter import Hold, SegmentCutter
+from deltaforge_dagster.pipeline.capture.segments import Hold, SegmentCutter
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.position import LsnPosition
