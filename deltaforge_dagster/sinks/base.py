@@ -3,8 +3,8 @@
 Every sink delivers at least once. A sink whose `exactly_once` is true also keeps its own position:
 in the same atomic step as the messages, it stores a `SinkPosition` that names the last of them. The
 next opener of the sink reads it and knows what has arrived, even if the acknowledgement was lost.
-The position does not decide alone: `pipeline.deliver.resume` compares it with the checkpoint and
-decides which of the two applies.
+The position does not decide alone: `pipeline.deliver.resumption` compares it with the checkpoint
+and decides which of the two applies.
 
 Before it stores anything, a sink that keeps its own position checks that the stored position is
 still the one that it last read or stored. If it is not, another sender is active or the destination

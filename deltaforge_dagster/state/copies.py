@@ -8,7 +8,7 @@ A restored store knows nothing of what happened after the copy was made, so no r
 continue with it: its leases are free, and their epochs are so far ahead that a run that is still
 active somewhere cannot write, and that no file name is reused. Tables of a lake may have changes of
 that time, so none of their commits count as written. Capture resumes at the copy's position, or
-stops if the source has discarded that part of its log; `pipeline.deliver.resume` describes how
+stops if the source has discarded that part of its log; `pipeline.deliver.resumption` describes how
 sinks resume.
 """
 

@@ -21,7 +21,6 @@ from typing import Annotated, Literal
 
 import typer
 from deltaforge_dagster.installation.spark_server import SparkServer
-from deltaforge_dagster.pipeline.capture.segments import Ranges
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
@@ -29,6 +28,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
+from deltaforge_dagster.pipeline.capture.segments import Ranges
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.resources.platform import build_source

@@ -1,6 +1,6 @@
 """Capture: one thread reads the source's log and cuts it into the journal's segments.
 
-`cutter.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and
+`segments.SegmentCutter` decides where a segment ends; this module owns the thread, its retries, and
 the order in which a segment becomes durable: file, then row.
 """
 

@@ -1,12 +1,12 @@
 """The delivery of messages to one sink: decides which of its parts acts next.
 
 =====================  ===========================================================================
-`connection`           open the sink; close it after a failure
-`resumption`           ask a sink that keeps its own position for it whenever the sink was opened,
+`SinkConnection`       open the sink; close it after a failure
+`Resumption`           ask a sink that keeps its own position for it whenever the sink was opened,
                        and determine where delivery resumes
-`sender`               send a segment; a change that can never be delivered becomes a dead letter
-`progress`             advance the checkpoint to what the sink has acknowledged
-`redrive`              deliver dead letters again on request, between two segments
+`SegmentSender`        send a segment; a change that can never be delivered becomes a dead letter
+`SinkProgress`         advance the checkpoint to what the sink has acknowledged
+`Redriver`             deliver dead letters again on request, between two segments
 =====================  ===========================================================================
 """
 

@@ -5,31 +5,41 @@ files, make each distinct envelope, destination and key once (`messages`), and w
 Arrow files into the journal's `prepared` folder. The run maps these files into memory, so that
 neither Spark nor the run holds a large result. Few rows need no job: the run reads and encodes them
 itself, which takes a tenth of the time.
+
+For messages in Avro, the tasks get the table versions that the rows refer to, which are read from
+the state store when a new one occurs.
+
+One small job checks once for each session that a Spark server that the installation did not start
+has our package and the journal's folder. A wrong image, or a volume that is not mounted there, is
+then reported by a clear error and not by a failed task.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import quote
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, PythonException
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from deltaforge_dagster import __version__
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import (
     JournalDamaged,
+    SettingsError,
     SparkUnavailable,
     Terminal,
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode.encoder import RegisteredVersions, check_server
-from deltaforge_dagster.pipeline.encode.files import BatchSlice, Spares
+from deltaforge_dagster.pipeline.encode.files import BatchSlice, Spares, write_probe
 from deltaforge_dagster.pipeline.encode.messages import (
     FRAME_COLUMNS,
     Job,
@@ -41,7 +51,9 @@ from deltaforge_dagster.pipeline.encode.segments import EmptyKeys, EncodedSegmen
 from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.state.records import SegmentRow
-from deltaforge_dagster.tables import fingerprints
+from deltaforge_dagster.state.schemas import SchemaRepository
+from deltaforge_dagster.tables import TableSchema, fingerprints
+from deltaforge_dagster.typed_rows.tables import VersionName
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +81,12 @@ TASK_BYTES = 8 << 20
 _SPARE_FILES = 8
 """Number of encoded files kept to be overwritten, about 70 MB each in a backlog."""
 
-
 AT_HAND = SegmentRow(
     segment=0, segment_id="", path="", checksum="", content_hash="", rows=0, bytes=0,
     start_position="", end_position="", counts={}, schema_versions={}, first_ts_us=0, last_ts_us=0,
     range=0, epoch=0, created_at=0.0,
 )  # fmt: skip
 """Placeholder for rows that are in no segment; no segment of a journal has the number 0."""
-
 
 _SLICES = StructType(
     [
@@ -280,6 +290,108 @@ class Encoder:
         return slices
 
 
+class RegisteredVersions:
+    """The registered table versions of a pipeline; thread-safe.
+
+    Args:
+        schemas: The repository of table versions.
+        pipeline: Name of the pipeline.
+    """
+
+    def __init__(self, schemas: SchemaRepository, pipeline: str) -> None:
+        self._schemas = schemas
+        self._pipeline = pipeline
+        self._lock = threading.Lock()
+        self._versions: dict[tuple[str, str], tuple[VersionName, TableSchema]] = {}
+        self._looked_up: set[tuple[str, str]] = set()
+
+    def of(self, wanted: Collection[tuple[str, str]]) -> list[tuple[VersionName, TableSchema]]:
+        """Return table versions; those that were never registered are left out.
+
+        Args:
+            wanted: Pairs of a table's full name and the fingerprint of a version.
+
+        Raises:
+            StoreUnavailable: The state store cannot be read now.
+        """
+        with self._lock:
+            # Read again for new names only: a version is registered before its rows are captured.
+            if not self._looked_up >= set(wanted):
+                self._versions = self._read()
+                self._looked_up |= set(wanted)
+            return [
+                self._versions[version] for version in sorted(wanted) if version in self._versions
+            ]
+
+    def _read(self) -> dict[tuple[str, str], tuple[VersionName, TableSchema]]:
+        return {
+            (table.full_name, name): (VersionName(table.db, table.schema, table.table, name), table)
+            for history in self._schemas.histories(self._pipeline)
+            for table, name in (
+                (version.table, version.stamp.fingerprint) for version in history.versions
+            )
+        }
+
+
+def share_out(segments: Sequence[SegmentRow], ordinals: range | None = None) -> list[list[Share]]:
+    """Distribute the row groups of segments among tasks of about the same size."""
+    tasks: list[list[Share]] = []
+    room = 0.0
+    for row in segments:
+        size = row.bytes if ordinals is None else row.bytes * len(ordinals) // row.rows
+        shares = -(-size // TASK_BYTES)
+        for part in range(shares):
+            if room <= 0:
+                tasks.append([])
+                room = TASK_BYTES
+            tasks[-1].append(Share(row.path, ordinals, part, shares))
+            room -= size / shares
+    return tasks
+
+
+def check_server(session: SparkSession, folder: str, prefix: str) -> None:
+    """Verify that executors have our version, and share the folder of encoded files with this run.
+
+    Args:
+        session: A session on the server.
+        folder: Absolute path, or a URL that fsspec knows.
+        prefix: Prefix of the probe file's name, so that a leftover one is swept.
+
+    Raises:
+        SettingsError: They have another version or do not share the folder; the message says what
+            to fix.
+        PySparkException: The server or the session is gone.
+    """
+    path = f"{folder}/{prefix}.{uuid.uuid4().hex}.probe.arrow"
+    probe = functools.partial(write_probe, path)
+    try:
+        answer = session.range(0, 1, 1, 1).mapInArrow(probe, "version string").toArrow()
+    except PythonException as error:
+        raise SettingsError(_explained(str(error), folder)) from None
+    (version,) = answer["version"].to_pylist()
+    if version != __version__:
+        encoded_files.remove(path)
+        raise SettingsError(
+            f"the Spark executors have deltaforge-dagster {version}, this run is {__version__}: "
+            "install the same version in their image"
+        )
+    if not encoded_files.exists(path):
+        raise SettingsError(
+            f"the Spark executors do not share {folder} with this run: put the journal on a "
+            "volume that both mount, or on object storage (DELTAFORGE_JOURNAL_URL)"
+        )
+    encoded_files.remove(path)
+
+
+def _explained(text: str, folder: str) -> str:
+    if "No module named 'deltaforge_dagster" in text:
+        return (
+            f"the Spark executors lack our package: install deltaforge-dagster {__version__} in "
+            "their image"
+        )
+    return f"the Spark executors cannot write to {folder}, where encoded messages go"
+
+
 def _versions_in(rows: pa.Table) -> Iterator[tuple[str, str]]:
     """Return the table versions of rows: full names and fingerprints."""
     names = (rows.column(name).to_pylist() for name in ("db", "schema", "table", "schema_version"))
@@ -298,22 +410,6 @@ def _messages(
         for batch_slice in encoded_files.slices_of(batch, number, "")
     ]
     return slices, batches
-
-
-def share_out(segments: Sequence[SegmentRow], ordinals: range | None = None) -> list[list[Share]]:
-    """Distribute the row groups of segments among tasks of about the same size."""
-    tasks: list[list[Share]] = []
-    room = 0.0
-    for row in segments:
-        size = row.bytes if ordinals is None else row.bytes * len(ordinals) // row.rows
-        shares = -(-size // TASK_BYTES)
-        for part in range(shares):
-            if room <= 0:
-                tasks.append([])
-                room = TASK_BYTES
-            tasks[-1].append(Share(row.path, ordinals, part, shares))
-            room -= size / shares
-    return tasks
 
 
 def _translated(

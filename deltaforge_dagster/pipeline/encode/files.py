@@ -32,6 +32,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 import numpy as np
 import pyarrow as pa
 
+from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     JournalDamaged,
@@ -214,6 +215,13 @@ def write_bytes(path: str, content: bytes) -> None:
     """Write a small new file, with the mode of encoded files."""
     with new_file(path) as file:
         file.write(content)
+
+
+def write_probe(path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write a file as encoded messages are written, and yield this worker's version."""
+    for _ in batches:
+        write_bytes(path, __version__.encode())
+        yield pa.RecordBatch.from_pydict({"version": [__version__]})
 
 
 def open_file(path: str) -> pa.NativeFile | IO[bytes]:

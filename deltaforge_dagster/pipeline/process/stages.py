@@ -1,11 +1,16 @@
-"""The stages of a chain, as Spark's tasks run them.
+"""The stages of a chain, as Spark's tasks run them over segments.
 
 A chain without SQL has one stage: one call of `run_stage` goes from a segment's rows to its report.
 Each `sql` processor begins another stage: rows leave the Python worker for Spark's SQL engine and
 arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of
-any length is one Spark job, in which all rows of a segment stay in one task, in order.
+any length is one Spark job, in which all rows of a segment stay in one task, in order. An error in
+a stage is passed on to the last stage, which reports it.
 
-An error in a stage is passed on to the last stage, which reports it.
+The job of a pipeline (`ProcessingJob`) reads segments and writes the chain's output. The output of
+a segment is a journal file like the segment's own. It does not count until the run has recorded it
+in the state store, so a task that outlives its run, or is tried twice, leaves an orphan. The state
+of a script is kept in the Python worker from segment to segment, as long as the run's segments come
+to that worker.
 
 Workers import this module: it needs no Spark.
 """
@@ -14,16 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.frame import FRAME, PROCESSED
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
 from deltaforge_dagster.processors.sql import Item, columns_read, note, packed, unpacked
+from deltaforge_dagster.state.records import Processed
 
 Counts = Mapping[str, Mapping[str, int]]
 """The counts of each processor of a chain."""
@@ -69,6 +77,71 @@ class SegmentJob(Protocol):
             counts: Returns the processors' counts; complete once `output` is exhausted.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessingJob:
+    """A Spark job with one task for each segment.
+
+    Attributes:
+        chain: The processors.
+        run_id: Id of the run; the state of scripts is discarded when another run comes.
+        journal_url: Where the segments are.
+        pipeline: Name of the pipeline.
+        uid: Its uid.
+        epoch: Epoch of the run's lease.
+        segments: Number and path of each segment.
+    """
+
+    chain: ChainSpec
+    run_id: str
+    journal_url: str
+    pipeline: str
+    uid: str
+    epoch: int
+    segments: Sequence[tuple[int, str]]
+
+    @property
+    def key(self) -> str:
+        """Scope of the state of scripts; it is discarded when another run or chain comes."""
+        return f"{self.pipeline}/{self.run_id}/{self.chain.hash}"
+
+    def rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a segment as they were captured."""
+        _, path = self.segments[number]
+        yield from Journal(self.journal_url).share(path, FRAME.names, ordinals=None, part=0, of=1)
+
+    def finish(
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+    ) -> dict[str, Any]:
+        """Write the chain's output of a segment; return the fields of its `Processed`."""
+        return asdict(self._written(number, output, counts))
+
+    def _written(
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+    ) -> Processed:
+        segment, _ = self.segments[number]
+        writer = Journal(self.journal_url).writer(self.pipeline, self.uid, segment, self.epoch)
+        try:
+            for rows in output:
+                writer.write(rows.select(PROCESSED.names))
+        except BaseException:
+            writer.abort()
+            raise
+        if not writer.rows:
+            writer.abort()
+            return Processed(segment, self.chain.hash, None, None, None, 0, 0, counts())
+        done = writer.close()
+        return Processed(
+            segment,
+            self.chain.hash,
+            done.path,
+            done.checksum,
+            done.content_hash,
+            done.rows,
+            done.bytes,
+            counts(),
+        )
 
 
 def run_stage(
@@ -118,6 +191,16 @@ def read_report(report: pa.Table) -> Iterator[dict[str, Any]]:
     for row in report.to_pylist():
         _raise(row)
         yield json.loads(row["made"])
+
+
+def processed_by(report: pa.Table) -> list[Processed]:
+    """Return the output that tasks reported, ordered by segment number.
+
+    Raises:
+        DeltaforgeError: The error of a task that failed.
+    """
+    outputs = [Processed(**fields) for fields in read_report(report)]
+    return sorted(outputs, key=lambda output: output.segment)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import Share
-from deltaforge_dagster.pipeline.tables import absent
+from deltaforge_dagster.pipeline.tables.columns import absent_names
 from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
 from deltaforge_dagster.pipeline.tables.typed_files import (
     TableName,
@@ -326,7 +326,7 @@ class _Objects:
         added = {column.name for column in old.schema.columns[len(version_schema.columns) :]}
         lacking = _lacking(BEFORE, old, before, added) | _lacking(AFTER, typed, after, added)
         columns = _meta(self._plan.origin, rows)
-        columns["absent"] = absent.names_of(lacking, rows.num_rows)
+        columns["absent"] = absent_names(lacking, rows.num_rows)
         for prefix, images in ((BEFORE, old), (AFTER, typed)):
             for column, values in zip(images.schema.columns, images.batch.columns, strict=True):
                 columns[prefix + column.name] = values

@@ -3,8 +3,8 @@
 `sinks.tables.staged` describes the files.
 
 For a changelog, one Spark job does this (`typed_files`). In other modes a second job folds the
-changes of each key (`fold_job`), after the run has divided each table's changes into steps
-(`steps`). No row passes through the run.
+changes of each key (`fold`), after the run has divided each table's changes into steps. No row
+passes through the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first Spark job of a commit: types rows, and writes a file for each task and table.
 
 A changelog's files are final. In other modes a file contains its rows by *bucket*, a part of all
-keys: the second job (`fold_job`) reads all rows of a bucket, whichever task has written them.
+keys: the second job (`fold`) reads all rows of a bucket, whichever task has written them.
 
 Workers import this module: it needs no Spark.
 """
@@ -25,8 +25,12 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.kernels.message_text import Mask, Optional, concat
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import FRAME_COLUMNS, Share
-from deltaforge_dagster.pipeline.tables import absent
-from deltaforge_dagster.pipeline.tables.columns import SAME_NAMES, AddedColumns, RowNames
+from deltaforge_dagster.pipeline.tables.columns import (
+    SAME_NAMES,
+    AddedColumns,
+    RowNames,
+    absent_names,
+)
 from deltaforge_dagster.pipeline.tables.keys import Words, key_hashes, normal
 from deltaforge_dagster.pipeline.tables.reports import TaskReport, run_tasks
 from deltaforge_dagster.processors.messages.envelope import (
@@ -382,7 +386,7 @@ class _TableRows:
         lacking: Mapping[str, Mask] | None = None,
     ) -> pa.RecordBatch:
         """Return changes with the columns of `META`."""
-        meta = _places(rows, absent.names_of(lacking or {}, rows.num_rows)) | {
+        meta = _places(rows, absent_names(lacking or {}, rows.num_rows)) | {
             "df_source_position": _position(self._plan.origin, rows),
             "df_tx_id": rows.column("tx_id"),
             "df_event_id": rows.column("event_id"),
@@ -424,7 +428,7 @@ class _TableRows:
             partial &= changed
         keys = [columns[name] for name in self._key]
         hashes = key_hashes(keys)
-        fields = columns | _places(rows, absent.names_of(lacking, count))
+        fields = columns | _places(rows, absent_names(lacking, count))
         fields[HASH] = pa.array(hashes)
         if old is None:
             return pa.RecordBatch.from_pydict(fields)

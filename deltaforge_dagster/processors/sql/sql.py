@@ -1,7 +1,7 @@
 """The Python side of the `sql` processor: it writes the values that Spark computed into the rows.
 
 Spark computes the expressions between two stages of the chain (`transit`, and
-`pipeline.process.expressions`). Each row arrives with an additional column for each expression,
+`pipeline.process.chain_jobs`). Each row arrives with an additional column for each expression,
 numbered in the order of `SqlProcessor.computed`: a boolean for `where`; for `set` a value of any
 type that has a JSON form, or the JSON text of a VARIANT; and text for `route`.
 

@@ -53,7 +53,7 @@ Readers other than Spark take such timestamps for others: the year 9999 becomes 
 """
 
 COMMITTED = "deltaforge.committed"
-"""Property of a table: its last commit's stamp, JSON (`pipeline.lake.stamps.CommitCopy`)."""
+"""Property of a table: its last commit's stamp, JSON (`recorded_commits.CommitCopy`)."""
 
 SMALL_FILE_BYTES = 32 << 20
 """A file with fewer bytes is small."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.pipeline.capture.segments import Ranges
 
 from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
@@ -15,6 +14,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
+from deltaforge_dagster.pipeline.capture.segments import Ranges
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore

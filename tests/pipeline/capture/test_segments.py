@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.pipeline.capture.segments import Hold, SegmentCutter
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter
-from deltaforge_dagster.pipeline.capture import cutter as cutter_module
+from deltaforge_dagster.pipeline.capture import segments as cutter_module
+from deltaforge_dagster.pipeline.capture.segments import Hold, SegmentCutter
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.position import LsnPosition

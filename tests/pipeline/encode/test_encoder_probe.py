@@ -12,8 +12,8 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.encode import files as encoded_files
-from deltaforge_dagster.pipeline.encode import probe
 from deltaforge_dagster.pipeline.encode.encoder import check_server
 
 pytestmark = pytest.mark.spark
@@ -30,7 +30,7 @@ def test_another_version_is_named(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executors with another version of the package are refused, with both versions."""
-    monkeypatch.setattr(probe, "__version__", "99.0")
+    monkeypatch.setattr(encoder, "__version__", "99.0")
 
     with pytest.raises(SettingsError, match=r"have deltaforge-dagster .*, this run is 99\.0"):
         check_server(spark, str(tmp_path), "run")
@@ -70,7 +70,7 @@ def test_a_server_without_our_package_is_named(
     monkeypatch.syspath_prepend(str(package.parent))
     import deltaforge_dagster_elsewhere as elsewhere  # type: ignore[import-not-found]  # noqa: PLC0415 - made here
 
-    monkeypatch.setattr(probe, "write_probe", elsewhere.write_probe)
+    monkeypatch.setattr(encoder, "write_probe", elsewhere.write_probe)
 
     with pytest.raises(SettingsError, match="lack our package: install deltaforge-dagster"):
         check_server(spark, str(tmp_path), "run")
@@ -80,7 +80,9 @@ def test_a_server_without_our_package_is_named(
 def test_a_worker_answers_once_for_its_one_row(tmp_path: Path) -> None:
     """The worker's part writes its version where it is told, and yields it."""
     rows: Iterable[pa.RecordBatch] = [pa.RecordBatch.from_pydict({"id": [0]})]
-    answers: Iterator[pa.RecordBatch] = probe.write_probe(str(tmp_path / "x.probe.arrow"), rows)
+    answers: Iterator[pa.RecordBatch] = encoded_files.write_probe(
+        str(tmp_path / "x.probe.arrow"), rows
+    )
 
     assert [answer.to_pydict() for answer in answers] == [{"version": [__version__]}]
     assert (tmp_path / "x.probe.arrow").read_text() == __version__

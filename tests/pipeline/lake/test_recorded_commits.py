@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-from deltaforge_dagster.pipeline.lake.recorded_commits import CommitCopy, last_commit
 
+from deltaforge_dagster.pipeline.lake.recorded_commits import CommitCopy, last_commit
 from deltaforge_dagster.sinks.lake.dialect import COMMITTED
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 
