@@ -68,10 +68,10 @@ FAULTS = (
     Fault(
         "frees-nothing",
         "dropped condition",
-        "deltaforge_dagster/pipeline/run/confirm_policy.py",
+        "deltaforge_dagster/pipeline/run/confirmer.py",
         "if log.retained > above and freed > above / 2:",
         "if log.retained > above:",
-        ("tests/pipeline/run/test_confirm_policy.py",),
+        ("tests/pipeline/run/test_confirmer.py",),
         "The log is confirmed before delivery although that frees nothing: an open transaction retains it.",
     ),
     Fault(

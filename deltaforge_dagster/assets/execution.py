@@ -30,8 +30,7 @@ from deltaforge_dagster.pipeline.health.health import sinks_by_error
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.run.live import LiveRun
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context

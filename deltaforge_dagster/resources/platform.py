@@ -16,7 +16,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.run.interrupts import interrupted_afterwards
+from deltaforge_dagster.pipeline.run.live import interrupted_afterwards
 from deltaforge_dagster.sinks.registry import ObjectSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_lab.arrivals import percentile
 from deltaforge_lab.bench.drain import pair_servers, progress
 from deltaforge_lab.bench.installation import Installation, Say, installed

@@ -17,8 +17,7 @@ import turso
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
-from deltaforge_dagster.pipeline.run.live import LiveRun
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.resources.platform import Opened
 from tests.e2e.conftest import Shop

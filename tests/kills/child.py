@@ -24,8 +24,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run.live import LiveRun
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.resources.platform import Platform

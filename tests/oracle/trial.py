@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_lab.servers.clickhouse import ClickhouseServer

@@ -18,8 +18,7 @@ from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
-from deltaforge_dagster.pipeline.run.live import LiveRun
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.registry import parse_position

@@ -9,7 +9,7 @@ import pytest
 
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.encode import encoder
-from deltaforge_dagster.pipeline.run.outcome import RunOutcome
+from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_dagster.pipeline.sensing import views
 from deltaforge_dagster.pipeline.sensing.job import learned_by
 from deltaforge_dagster.sensing.learning import Learned

@@ -9,7 +9,7 @@ import pytest
 
 from deltaforge_dagster.errors import NotAllowed, StoreLost
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
+from deltaforge_dagster.pipeline.run.leased_work import refuse_lost_store
 from deltaforge_dagster.state.copies import back_up, restore
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop, shop
