@@ -330,10 +330,10 @@ FAULTS = (
     Fault(
         "publication-run",
         "changed operator",
-        "deltaforge_dagster/pipeline/control/publication.py",
+        "deltaforge_dagster/pipeline/control/closed_ranges.py",
         "(asset == CHANGES and row.epoch != lease.epoch)",
         "(asset == CHANGES and row.epoch > lease.epoch)",
-        ("tests/assets/test_publish.py", "tests/pipeline/control/test_publication.py"),
+        ("tests/assets/test_publish.py", "tests/pipeline/control/test_closed_ranges.py"),
         "A range that an earlier run captured links to the log of the run that published it.",
     ),
     Fault(

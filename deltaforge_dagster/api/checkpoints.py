@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from deltaforge_dagster.api import views
 from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.shapes import SinkCheckpoint
-from deltaforge_dagster.pipeline.control.reset_pipeline import reset_pipeline
+from deltaforge_dagster.pipeline.control.user_requests import reset_pipeline
 
 router = APIRouter(prefix="/pipelines/{name}", tags=["Checkpoints"])
 

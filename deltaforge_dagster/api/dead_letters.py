@@ -12,7 +12,7 @@ from deltaforge_dagster.api.errors import FeatureOff, NotFound
 from deltaforge_dagster.api.shapes import Acked, Count, Purged, Redrive, Redriven, UpTo
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.replay.closed_ranges import keeps_what_it_has
+from deltaforge_dagster.pipeline.control.closed_ranges import keeps_what_it_has
 from deltaforge_dagster.state.dead_letters import entry_json
 
 router = APIRouter(prefix="/pipelines/{name}/journal/dlq", tags=["Dead letters"])

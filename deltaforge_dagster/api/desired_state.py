@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.shapes import PipeInfo
 from deltaforge_dagster.api.views import info
-from deltaforge_dagster.pipeline.control.desired_state import request_end, resume_pipeline
+from deltaforge_dagster.pipeline.control.user_requests import request_end, resume_pipeline
 
 router = APIRouter(prefix="/pipelines/{name}", tags=["Pipelines"])
 

@@ -29,8 +29,7 @@ from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, 
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, is_gone
-from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
-from deltaforge_dagster.pipeline.control.reset_pipeline import end_run, remove
+from deltaforge_dagster.pipeline.control.user_requests import end_run, remove, resume_pipeline
 from deltaforge_dagster.pipeline.process.chains import build_problems
 from deltaforge_dagster.state.pipelines import StoredSpec
 

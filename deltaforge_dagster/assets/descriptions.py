@@ -26,8 +26,8 @@ from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import Metadata
 from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.control.code_versions import CodeParts
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
+from deltaforge_dagster.pipeline.control.specs import CodeParts
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.lake_commits import TableWrite

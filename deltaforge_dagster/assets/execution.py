@@ -25,7 +25,7 @@ from deltaforge_dagster.assets.observer import RunObserver
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.health.health import sinks_by_error
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas

@@ -15,16 +15,17 @@ from deltaforge_dagster.assets.preview import observation
 from deltaforge_dagster.assets.publish import materialization
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.control.publication import CHANGES, publication_of
+from deltaforge_dagster.pipeline.control.closed_ranges import (
+    CHANGES,
+    keeps_what_it_has,
+    publication_of,
+    split_by_delivery,
+)
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.process.chains import chain_of
-from deltaforge_dagster.pipeline.replay.closed_ranges import (
-    keeps_what_it_has,
-    split_by_delivery,
-)
 from deltaforge_dagster.pipeline.replay.preview import preview
 from deltaforge_dagster.pipeline.replay.replay import (
     ReplayedRange,

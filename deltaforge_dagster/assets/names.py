@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import dagster as dg
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 
 PIPELINE_TAG = "deltaforge/pipeline"
 RUN_TAG = "deltaforge/run"

@@ -29,9 +29,8 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.control.code_versions import code_parts
-from deltaforge_dagster.pipeline.control.publication import CHANGES
-from deltaforge_dagster.pipeline.control.specs import FormerPipeline
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
+from deltaforge_dagster.pipeline.control.specs import FormerPipeline, code_parts
 from deltaforge_dagster.resources.platform import Platform
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key
-from deltaforge_dagster.pipeline.control.publication import CHANGES, processor_metrics
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, processor_metrics
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.replay.preview import Preview
 

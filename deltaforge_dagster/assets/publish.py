@@ -17,7 +17,7 @@ import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key, partitions_name
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.control.publication import CHANGES, Publication, Value, pending
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, Publication, Value, pending
 from deltaforge_dagster.state.store import StateStore
 
 Emit = Callable[[dg.AssetMaterialization], None]

@@ -23,7 +23,7 @@ class Observer(Protocol):
         ...
 
     def publish(self) -> None:
-        """Publish what is due (`publication.pending`), if anything is."""
+        """Publish what is due (`closed_ranges.pending`), if anything is."""
         ...
 
     def warn(self, message: str) -> None:

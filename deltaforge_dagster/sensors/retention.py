@@ -20,8 +20,8 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.control.publication import CHANGES
-from deltaforge_dagster.pipeline.control.retention import expire
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
+from deltaforge_dagster.pipeline.control.journal_space import expire
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.sensors.history import (

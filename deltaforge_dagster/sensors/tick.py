@@ -32,7 +32,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.dagster_private import get_next_cron_tick
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.control.head_watch import HeadWatch
+from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
 from deltaforge_dagster.pipeline.health.health import (
     Health,

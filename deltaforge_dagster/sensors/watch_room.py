@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from deltaforge_dagster.pipeline.control.head_watch import HeadWatch
+from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.sources.base import Source
 
 ROUND_SECONDS = 5

@@ -268,7 +268,7 @@ def test_a_run_that_does_not_end_keeps_its_pipeline(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deletion and reset are refused, and the pipeline's desired state is stopped."""
-    monkeypatch.setattr("deltaforge_dagster.pipeline.control.reset_pipeline._END_SECONDS", 0.0)
+    monkeypatch.setattr("deltaforge_dagster.pipeline.control.user_requests._END_SECONDS", 0.0)
     api.create("orders")
     assert api.store.leases.acquire("orders", "run", 600) is not None
     assert refused(api, "DELETE", "/pipelines/orders/checkpoint") == (409, "CONFLICT")

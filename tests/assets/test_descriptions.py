@@ -14,7 +14,7 @@ from deltaforge_dagster.assets.descriptions import asset_specs, health_spec, own
 from deltaforge_dagster.assets.health import build_health_check
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import Metadata
-from deltaforge_dagster.pipeline.control.code_versions import code_parts
+from deltaforge_dagster.pipeline.control.specs import code_parts
 from tests.config.conftest import Write, write
 
 __all__ = ["write"]

@@ -21,7 +21,7 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.pipeline import backoff
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.run import catch_up
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually

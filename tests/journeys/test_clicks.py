@@ -23,7 +23,7 @@ from deltaforge_dagster.assets.names import (
     snapshot_key,
     tables_name,
 )
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from tests.e2e.webserver import ASSET_JOB
 from tests.journeys.installation import NAME, ROWS, TABLE, Installation, wait
 

@@ -22,8 +22,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.definitions import build_definitions
-from deltaforge_dagster.pipeline.control.code_versions import CodeParts, code_parts
-from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.secret_changes import changed_secrets, described
 from deltaforge_dagster.pipeline.control.spec_changes import (
     NEXT_RUN,
@@ -32,7 +31,7 @@ from deltaforge_dagster.pipeline.control.spec_changes import (
     snapshot_due,
     spec_changes,
 )
-from deltaforge_dagster.pipeline.control.specs import kept_form, noted_spec
+from deltaforge_dagster.pipeline.control.specs import CodeParts, code_parts, kept_form, noted_spec
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
 from deltaforge_dagster.sinks.registry import sink_types

@@ -38,12 +38,12 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.committed import committed_without
-from deltaforge_dagster.pipeline.health.health import HealthProblem, health, sinks_by_error
-from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.replay.closed_ranges import (
+from deltaforge_dagster.pipeline.control.closed_ranges import (
     keeps_what_it_has,
     split_by_delivery,
 )
+from deltaforge_dagster.pipeline.health.health import HealthProblem, health, sinks_by_error
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform, existing_store
 from deltaforge_dagster.state.store import StateStore
 

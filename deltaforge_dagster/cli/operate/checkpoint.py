@@ -22,7 +22,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.catalog import of_row
 from deltaforge_dagster.pipeline.control.first_start import sink_positions
 from deltaforge_dagster.pipeline.control.owners import claim
-from deltaforge_dagster.pipeline.control.reset_pipeline import reset_pipeline
+from deltaforge_dagster.pipeline.control.user_requests import reset_pipeline
 from deltaforge_dagster.pipeline.control.work import ensure_start
 from deltaforge_dagster.pipeline.plural import pluralize, size
 from deltaforge_dagster.resources.platform import build_source

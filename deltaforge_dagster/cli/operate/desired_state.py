@@ -11,7 +11,7 @@ from deltaforge_dagster.cli.output import say
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
+from deltaforge_dagster.pipeline.control.user_requests import resume_pipeline
 
 
 def start(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:

@@ -22,7 +22,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed, PositionLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import segments_behind
-from deltaforge_dagster.pipeline.control.reset_pipeline import end_run, sweep
+from deltaforge_dagster.pipeline.control.user_requests import end_run, sweep
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.tables.resync import resynced_tables

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.pipeline.replay.closed_ranges import closed_range
+from deltaforge_dagster.pipeline.control.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.replay.replay import check_contiguous
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits, Source

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.pending_segments import Chosen, PendingSegments
-from deltaforge_dagster.pipeline.replay.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import RangeRow, SegmentRow

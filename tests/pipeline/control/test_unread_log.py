@@ -7,8 +7,12 @@ import math
 
 import pytest
 
-from deltaforge_dagster.pipeline.control.log_looks import behind_since, growth, kept_looks
-from deltaforge_dagster.pipeline.control.unread_log import measured_log
+from deltaforge_dagster.pipeline.control.unread_log import (
+    behind_since,
+    growth,
+    kept_looks,
+    measured_log,
+)
 from deltaforge_dagster.sources.base import RetainedLog
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import LogLook, SourceLog
