@@ -29,10 +29,10 @@ from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.replay.preview import preview
 from deltaforge_dagster.pipeline.replay.replay import (
     ReplayedRange,
+    Reprocessing,
     replay,
     verify,
 )
-from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
 from deltaforge_dagster.pipeline.run.catch_up import catch_up
 from deltaforge_dagster.pipeline.run_context import RunContext
 

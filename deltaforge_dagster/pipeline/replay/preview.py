@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from deltaforge_dagster.pipeline.control.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.process.chain_jobs import run_job
 from deltaforge_dagster.pipeline.process.stages import read_report
-from deltaforge_dagster.pipeline.replay.comparison import ReplayDifference
-from deltaforge_dagster.pipeline.replay.preview_job import PreviewJob
+from deltaforge_dagster.pipeline.replay.comparison import PreviewJob, ReplayDifference
 from deltaforge_dagster.pipeline.replay.replay import check_contiguous
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.processors.chain import ChainSpec
