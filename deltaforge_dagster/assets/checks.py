@@ -37,8 +37,8 @@ from deltaforge_dagster.config.sensing import is_off
 from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, facts
-from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health.health import HealthProblem, health
+from deltaforge_dagster.pipeline.health.undelivered import saturation
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.holds import SCHEMA

@@ -17,11 +17,13 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
-from deltaforge_dagster.pipeline.control.durability import confirm_findings
 from deltaforge_dagster.pipeline.control.owners import conflicts, rivalries
-from deltaforge_dagster.pipeline.health import sink_preflight
-from deltaforge_dagster.pipeline.health.old_files import int96_findings
-from deltaforge_dagster.pipeline.health.source_preflight import preflight
+from deltaforge_dagster.pipeline.health.preflight import (
+    confirm_findings,
+    int96_findings,
+    preflight_sinks,
+    preflight_source,
+)
 from deltaforge_dagster.resources.lake_jars import jars_finding
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
@@ -43,7 +45,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     source = build_source(loaded.spec)
     try:
         with existing_store(settings) as store:
-            findings = preflight(source, store, loaded)
+            findings = preflight_source(source, store, loaded)
             old_files = int96_findings(store, loaded)
             shared = _shared(installation, store, loaded)
     finally:
@@ -54,7 +56,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
         findings.append(jars_finding(settings))
     context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
-    findings += sink_preflight.preflight(declared.sinks, context, names)
+    findings += preflight_sinks(declared.sinks, context, names)
     findings += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
     failed = any(finding.level == "error" for finding in findings)
     if json_output:

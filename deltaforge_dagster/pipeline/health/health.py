@@ -32,8 +32,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
 from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.control.specs import last_spec
-from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
-from deltaforge_dagster.pipeline.health.gaps import sinks_that_lack
+from deltaforge_dagster.pipeline.health.undelivered import saturation, sinks_that_lack
 from deltaforge_dagster.pipeline.plural import duration, pluralize, size
 from deltaforge_dagster.sources.findings import CAUTION, Finding
 from deltaforge_dagster.sources.registry import source_types

@@ -22,8 +22,8 @@ from deltaforge_dagster.pipeline.committed import (
     first_awaited_segment,
     segments_behind,
 )
-from deltaforge_dagster.pipeline.control.durability import durability_gaps
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.health.preflight import durability_gaps
 from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.positions import Position

@@ -28,7 +28,6 @@ from deltaforge_dagster.pipeline.control.journal_space import BackPressure
 from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
-from deltaforge_dagster.pipeline.health.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.health.health import (
     capture_failed,
     capture_works,
@@ -39,6 +38,7 @@ from deltaforge_dagster.pipeline.health.health import (
     with_remedy,
 )
 from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
+from deltaforge_dagster.pipeline.health.undelivered import DeadLetterWatch
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run.kernels import prepare
 from deltaforge_dagster.pipeline.run.live import RunOutcome, uninterrupted

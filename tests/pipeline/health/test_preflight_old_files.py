@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.pipeline.health.old_files import int96_findings
+from deltaforge_dagster.pipeline.health.preflight import int96_findings
 from deltaforge_dagster.state.database.tables import lake_writes
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import Lease
