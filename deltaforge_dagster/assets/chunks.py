@@ -21,8 +21,7 @@ from deltaforge_dagster.pipeline.control.work import chunks_read
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.pipeline.snapshots.liveness import Life, living
-from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
+from deltaforge_dagster.pipeline.snapshots.request import Life, living, requested_snapshot
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.records import PipelineRow

@@ -21,8 +21,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.schemas.diff import SchemaDifference, changes_of
-from deltaforge_dagster.pipeline.schemas.views import waiting_tables
+from deltaforge_dagster.pipeline.schemas.views import SchemaDifference, changes_of, waiting_tables
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore

@@ -23,8 +23,7 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.snapshots.liveness import is_alive, living
-from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
+from deltaforge_dagster.pipeline.snapshots.request import is_alive, living, requested_snapshot
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.tick import UNFINISHED

@@ -11,7 +11,7 @@ import pytest
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.pipeline.snapshots.liveness import Life
+from deltaforge_dagster.pipeline.snapshots.request import Life
 from deltaforge_dagster.sensors import snapshot as module
 from deltaforge_dagster.sensors.snapshot import due_snapshot_run
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk

@@ -33,8 +33,7 @@ from deltaforge_dagster.pipeline.control.unread_log import NOTHING
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
 from deltaforge_dagster.pipeline.run_context import LeasedRun
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaApproval
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (

@@ -4,7 +4,7 @@ The rows of a chunk are appended to the journal at its end S, between two transa
 passed everything that the read could see (`ChunkRow.position`). Changes that the read saw are then
 before these rows in the journal, and later changes after them. Changes committed before S that the
 read could not see are in the journal already, so the chunk's rows that they touched are left out
-(`deduplicated_rows`). In a table without a key nothing identifies these rows: if such a table was
+(`chunk_rows`). In a table without a key nothing identifies these rows: if such a table was
 changed since, its chunk is read again.
 
 A segment of chunk rows starts and ends at S. It covers no part of the log, like a released hold.
@@ -26,10 +26,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
-from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
-from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS, deduplicated
-from deltaforge_dagster.pipeline.snapshots.relocated_rows import RelocatedRows
+from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaApproval
+from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, RelocatedRows, deduplicated
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.state.holds import SCHEMA

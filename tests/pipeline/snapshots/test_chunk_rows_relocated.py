@@ -9,7 +9,7 @@ import pytest
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.snapshots.relocated_rows import (
+from deltaforge_dagster.pipeline.snapshots.chunk_rows import (
     MAX_ROUNDS,
     RelocatedRows,
     plan_relocated_rows,

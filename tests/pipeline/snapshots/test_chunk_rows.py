@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS, deduplicated
+from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, deduplicated
 from tests.chance import examples
 from tests.journal.changes import batch, change
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.pipeline.schemas.diff import differences
+from deltaforge_dagster.pipeline.schemas.views import differences
 from deltaforge_dagster.state.schemas import fingerprint
 from deltaforge_dagster.tables import Column, TableSchema
 
