@@ -12,8 +12,8 @@ from typing import Protocol
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.pipeline.committed import PendingSegments
 from deltaforge_dagster.pipeline.meters import SinkMeter
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.state.records import CheckpointRow
 

@@ -31,8 +31,8 @@ from pyspark.sql import DataFrame
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.pipeline.run_context import spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import spark_condition
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.resources.spark import SparkSessions

@@ -29,8 +29,7 @@ from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer

@@ -22,8 +22,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.postgres.position import LsnPosition

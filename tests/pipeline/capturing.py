@@ -15,9 +15,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import LeasedRun
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, SessionProvider
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.testing.sources import (

@@ -11,7 +11,7 @@ import pytest
 
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
 from deltaforge_dagster.pipeline.failover import Failover, differences
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.database.primitives import Kv, Log

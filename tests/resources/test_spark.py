@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
-from deltaforge_dagster.pipeline.spark_session import spark_condition
+from deltaforge_dagster.pipeline.run_context import spark_condition
 from deltaforge_dagster.resources.left_tasks import end_left_tasks, interrupt
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions

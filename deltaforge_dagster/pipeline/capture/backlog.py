@@ -36,8 +36,7 @@ from deltaforge_dagster.pipeline.capture.backlog_job import (
     WrittenSection,
     written_by,
 )
-from deltaforge_dagster.pipeline.run_context import LeasedRun
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.run_context import LeasedRun, SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceNotes
 

@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.held_files import HeldWriter
 from deltaforge_dagster.journal.writer import SegmentWriter
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, Source, SourceNotes

@@ -15,7 +15,7 @@ from deltaforge_dagster.config.engine.engine import RangeLimits
 from deltaforge_dagster.journal.hashing import range_hash
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, Trigger

@@ -28,14 +28,13 @@ from typing import Literal
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, StartDelayed
-from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.committed import PendingSegments, segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.owners import claim
 from deltaforge_dagster.pipeline.control.secret_changes import note_secrets
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_changes
-from deltaforge_dagster.pipeline.held_keys import due_entries
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
+from deltaforge_dagster.pipeline.held_rows import due_entries
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import AwaitableStart, Source

@@ -10,7 +10,7 @@ order of writes:
    one entry for a sink and an event: a run that repeats the change after a crash finds the entry;
 3. the checkpoint is advanced past the change.
 
-With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_keys`), and
+With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_rows`), and
 nothing of that key reaches the sink before it.
 """
 
@@ -33,8 +33,7 @@ from deltaforge_dagster.pipeline.deliver.dead_letter_views import views
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
-from deltaforge_dagster.pipeline.held_rows import COLUMNS, keys_of, waiting
+from deltaforge_dagster.pipeline.held_rows import COLUMNS, HeldKeys, Keys, keys_of, waiting
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, SegmentRow
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.committed import PendingSegments, segments_behind
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
 from deltaforge_dagster.pipeline.deliver.messages import MessageDelivery
 from deltaforge_dagster.pipeline.delivery import (
@@ -20,7 +20,6 @@ from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
 from deltaforge_dagster.pipeline.meters import SinkMeter
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.processing import Processing
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext
 from deltaforge_dagster.pipeline.sensing.sensing import END_SECONDS, Sensing

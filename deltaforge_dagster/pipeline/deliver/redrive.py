@@ -33,7 +33,7 @@ from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.encoder import AT_HAND, Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, due_entries
+from deltaforge_dagster.pipeline.held_rows import HeldKeys, Keys, Place, due_entries
 from deltaforge_dagster.sinks.base import Origin, Sink
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterRow
 from deltaforge_dagster.state.store import FencedWriter

@@ -14,8 +14,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
-from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import RunContext, SessionProvider
 from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, Stager, TableDelivery
 from deltaforge_dagster.pipeline.tables.object_stage import ObjectStager
 from deltaforge_dagster.pipeline.tables.stage import TableStager

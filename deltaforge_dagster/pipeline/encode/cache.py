@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged, SparkUnavailable
+from deltaforge_dagster.pipeline.committed import Segments
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.pending_segments import Segments
 from deltaforge_dagster.state.records import SegmentRow
 
 _SEGMENTS_PER_JOB = 64

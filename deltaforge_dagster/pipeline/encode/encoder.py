@@ -40,8 +40,8 @@ from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
 from deltaforge_dagster.pipeline.encode.versions import RegisteredVersions
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.tables import fingerprints
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import Commands
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.state.gaps import Gap
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterDepth

@@ -37,7 +37,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     table_properties,
 )
 from deltaforge_dagster.pipeline.lake.writer import BRANCH
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import SessionProvider
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (
     COMMITTED,

@@ -18,7 +18,7 @@ from deltaforge_dagster.errors import (
     SparkUnavailable,
     TableRejected,
 )
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException

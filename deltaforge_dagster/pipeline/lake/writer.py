@@ -48,7 +48,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     table_label,
     table_properties,
 )
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import SessionProvider
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import (

@@ -22,8 +22,8 @@ from deltaforge_dagster.pipeline.process.expressions import (
     spark_schema,
 )
 from deltaforge_dagster.pipeline.process.stages import REPORT, SegmentJob, run_stage
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.sql.sql import columns_read
 from deltaforge_dagster.processors.sql.transit import transit_schema

@@ -2,7 +2,7 @@
 
 Each segment goes through the chain. One thread takes segments in the journal's order, has Spark's
 tasks run the chain over as many at once as `deliver.max_bytes` allows, and records the output in
-one fenced transaction. Only then do sinks see the segments (`pending_segments`). So the recorded
+one fenced transaction. Only then do sinks see the segments (`PendingSegments`). So the recorded
 output of a segment never changes, whatever happens to sinks and runs; a run that dies before the
 transaction leaves orphaned files, and the next run processes the segment again.
 
@@ -24,13 +24,11 @@ from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, Sto
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff, RetryPatience
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.job_size import first_together
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import processed, processing_failed
 from deltaforge_dagster.pipeline.process.chain_jobs import check_expressions, run_job
 from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import HeldLease, SessionProvider, first_together
 from deltaforge_dagster.state.records import CheckpointRow, Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 

@@ -21,15 +21,14 @@ from dataclasses import dataclass, replace
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.committed import Chosen, PendingSegments
 from deltaforge_dagster.pipeline.control.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.job_size import first_together
-from deltaforge_dagster.pipeline.pending_segments import Chosen, PendingSegments
 from deltaforge_dagster.pipeline.process.chain_jobs import run_job
 from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import SessionProvider, first_together
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import Processed, RangeRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore

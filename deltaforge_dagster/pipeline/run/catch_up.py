@@ -13,9 +13,8 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed, Retryable
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run_context import LeasedRun, Observer, RunContext
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, Observer, RunContext
 from deltaforge_dagster.state.store import StateStore
 
 PATIENCE_SECONDS = 30.0

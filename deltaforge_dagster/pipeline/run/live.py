@@ -28,8 +28,7 @@ from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
 
 if TYPE_CHECKING:

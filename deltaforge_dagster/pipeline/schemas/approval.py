@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.pipeline.schemas.views import changes_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes

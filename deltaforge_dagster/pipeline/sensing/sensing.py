@@ -31,13 +31,16 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.committed import PendingSegments
 from deltaforge_dagster.pipeline.encode.encoder import are_few
-from deltaforge_dagster.pipeline.job_size import first_together
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.expressions import spark_schema
+from deltaforge_dagster.pipeline.run_context import (
+    HeldLease,
+    SessionProvider,
+    first_together,
+    spark_condition,
+)
 from deltaforge_dagster.pipeline.sensing.job import REPORT, SensingJob, learned_by
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.sensing.declared import declared
 from deltaforge_dagster.sensing.learning import Learned
 from deltaforge_dagster.sensing.table import Versions

@@ -25,7 +25,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaApproval
 from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, RelocatedRows, deduplicated
 from deltaforge_dagster.positions import Position

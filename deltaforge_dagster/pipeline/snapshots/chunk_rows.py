@@ -35,7 +35,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 from deltaforge_dagster.sources.rows.images import is_partial, overlay
 from deltaforge_dagster.sources.snapshot.base import Chunk

@@ -33,7 +33,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.run_context import RunContext, SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.snapshots.chunk_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.snapshots.read_job import (
     REPORT,
@@ -41,7 +41,6 @@ from deltaforge_dagster.pipeline.snapshots.read_job import (
     WrittenChunk,
     written_by,
 )
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.sources.snapshot.base import SnapshotSource

@@ -9,7 +9,7 @@ from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import Share, source_origin
-from deltaforge_dagster.pipeline.spark_session import SessionProvider
+from deltaforge_dagster.pipeline.run_context import SessionProvider
 from deltaforge_dagster.pipeline.tables.object_files import ObjectFile, ObjectJob, ObjectPlan
 from deltaforge_dagster.pipeline.tables.stage import CommitFiles, CommitStager
 from deltaforge_dagster.pipeline.tables.typed_files import TableName

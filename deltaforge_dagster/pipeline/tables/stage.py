@@ -29,8 +29,8 @@ from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.encoder import share_out
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.encode.probe import check_server
+from deltaforge_dagster.pipeline.run_context import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.tables.added_columns import AddedColumns, added_columns
 from deltaforge_dagster.pipeline.tables.columns import keeps_values, union
 from deltaforge_dagster.pipeline.tables.fold_job import FoldedFile, FoldJob, FoldTask

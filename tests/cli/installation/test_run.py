@@ -336,7 +336,7 @@ def test_ctrl_c_amid_imports() -> None:
 
 NOTE = """
 import gc, json, linecache, os, sys
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 imported = lambda: sorted({"numba", "pandas", "pyspark", "grpc"} & set(sys.modules))
 sources = lambda: sorted(file for file in linecache.cache if "deltaforge_dagster" in file)
 notes = {}

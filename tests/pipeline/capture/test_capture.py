@@ -15,8 +15,7 @@ from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
-from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import NOTHING, PlayedSource, eventually, transaction, unfinished

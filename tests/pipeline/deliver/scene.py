@@ -17,11 +17,10 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import Undeliverable
 from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.committed import PendingSegments
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
-from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.sinks.base import MESSAGES, SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import CheckpointRow, NewSegment, SegmentRow

@@ -8,7 +8,7 @@ import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, PositionLost, SinkRejected
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.pipeline.deliver.scene import NAME, Scene, lsn, place, scene

@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, SparkUnavailable
+from deltaforge_dagster.pipeline.committed import PendingSegments
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import Lease, NewSegment, SegmentRow
 from deltaforge_dagster.state.store import StateStore

@@ -13,10 +13,9 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run import confirmer
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run_context import LeasedRun
+from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import EarlyConfirmation, Lease, SourceLog

@@ -16,9 +16,9 @@ from deltaforge_dagster.assets.execution import failure_of
 from deltaforge_dagster.pipeline.control.catalog import without_file
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import health
-from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.registry import parse_position

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.pipeline.snapshots.chunk_rows import (
     MAX_ROUNDS,
     RelocatedRows,

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, due_entries
-from deltaforge_dagster.pipeline.held_rows import COLUMNS, keys_of, waiting
+from deltaforge_dagster.pipeline.held_rows import (
+    COLUMNS,
+    HeldKeys,
+    Keys,
+    due_entries,
+    keys_of,
+    waiting,
+)
 from deltaforge_dagster.state.records import DeadLetterRow, DeadLetterState
 
 Change = tuple[str, str, int | None, int | None]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import hypothesis.strategies as st
 from hypothesis import given
 
-from deltaforge_dagster.pipeline.job_size import first_together
+from deltaforge_dagster.pipeline.run_context import first_together
 from deltaforge_dagster.state.records import SegmentRow
 from tests.state.make import new_segment
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
-from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import eventually
 
