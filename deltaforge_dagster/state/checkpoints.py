@@ -14,12 +14,16 @@ from sqlalchemy import Connection, RowMapping, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import metrics, since
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.rows import known_pipeline, position_before, read_checkpoints
-from deltaforge_dagster.state.database.tables import checkpoints
+from deltaforge_dagster.state.database.tables import (
+    checkpoints,
+    known_pipeline,
+    position_before,
+    read_checkpoints,
+)
+from deltaforge_dagster.state.dead_letters import UndeliveredWrites
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
-from deltaforge_dagster.state.undelivered import UndeliveredWrites
 
 _ERROR_LENGTH = 2000
 """Maximum length of a sink's last error."""

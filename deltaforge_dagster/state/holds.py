@@ -25,8 +25,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, se
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import schemas
 from deltaforge_dagster.state.database.database import Database, clock, upsert
-from deltaforge_dagster.state.database.rows import read_rows
-from deltaforge_dagster.state.database.tables import hold_parts, holds
+from deltaforge_dagster.state.database.tables import hold_parts, holds, read_rows
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.pipelines import PipelineWrites
 from deltaforge_dagster.state.records import HeldPart, HoldPartRow, HoldRow

@@ -23,15 +23,10 @@ from deltaforge_dagster.state import legacy, metrics, since, snapshots
 from deltaforge_dagster.state.checkpoints import standing
 from deltaforge_dagster.state.database.database import Database, clock, upsert
 from deltaforge_dagster.state.database.primitives import get_value, put_value
-from deltaforge_dagster.state.database.rows import (
-    find_pipeline,
-    known_pipeline,
-    position_before,
-    read_checkpoints,
-    read_rows,
-)
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
+    find_pipeline,
+    known_pipeline,
     kv,
     lake_commits,
     lake_pending,
@@ -41,13 +36,14 @@ from deltaforge_dagster.state.database.tables import (
     log,
     metadata,
     pipelines,
+    position_before,
     queue,
+    read_checkpoints,
+    read_rows,
     segments,
     slot,
     stored_specs,
 )
-from deltaforge_dagster.state.definitions import DefinitionWrites
-from deltaforge_dagster.state.early_confirmation import read_early, write_early
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.ranges import CHANGES
 from deltaforge_dagster.state.records import (
@@ -61,6 +57,8 @@ from deltaforge_dagster.state.records import (
     SinkStart,
     SourceLog,
 )
+from deltaforge_dagster.state.since import read_early, write_early
+from deltaforge_dagster.state.source_state import DefinitionWrites
 
 _LAUNCHES = "launches"
 _LOG = "log"
@@ -151,7 +149,7 @@ class PipelineRepository:
 
         If several processes call this, one of them wins, and all get its position. The start
         position also becomes the source position of checkpoints without one, and the table
-        definitions at this position are stored with it (`definitions`).
+        definitions at this position are stored with it (`source_state`).
 
         Args:
             name: Name of the pipeline.

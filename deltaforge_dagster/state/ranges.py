@@ -33,12 +33,14 @@ from sqlalchemy import (
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database.database import Database, clock, upsert
-from deltaforge_dagster.state.database.rows import between, known_pipeline, read_rows
 from deltaforge_dagster.state.database.tables import (
+    between,
     checkpoints,
+    known_pipeline,
     pipelines,
     published,
     ranges,
+    read_rows,
     segments,
 )
 from deltaforge_dagster.state.leases import lock_lease

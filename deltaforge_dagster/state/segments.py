@@ -11,8 +11,14 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import metrics
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.rows import between, known_pipeline, read_rows
-from deltaforge_dagster.state.database.tables import pipelines, segments, undelivered
+from deltaforge_dagster.state.database.tables import (
+    between,
+    known_pipeline,
+    pipelines,
+    read_rows,
+    segments,
+    undelivered,
+)
 from deltaforge_dagster.state.holds import HoldWrites
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metrics import Tally

@@ -28,11 +28,12 @@ from sqlalchemy import (
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import relocated_rows
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.rows import known_pipeline, read_checkpoints
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
     chunks,
+    known_pipeline,
     lake_resyncs,
+    read_checkpoints,
     segments,
     snapshots,
 )

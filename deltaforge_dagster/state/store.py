@@ -21,16 +21,22 @@ from sqlalchemy import Connection
 from deltaforge_dagster.state.checkpoints import CheckpointRepository, CheckpointWrites
 from deltaforge_dagster.state.database.database import Database
 from deltaforge_dagster.state.database.migrate import migrate
-from deltaforge_dagster.state.dead_letters import DeadLetterRepository, DeadLetterWrites
-from deltaforge_dagster.state.definitions import DefinitionRepository, DefinitionWrites
-from deltaforge_dagster.state.failovers import FailoverWrites
-from deltaforge_dagster.state.gaps import GapRepository
+from deltaforge_dagster.state.dead_letters import (
+    DeadLetterRepository,
+    DeadLetterWrites,
+    UndeliveredRepository,
+    UndeliveredWrites,
+)
 from deltaforge_dagster.state.holds import HoldRepository, HoldWrites
 from deltaforge_dagster.state.journals import JournalRepository
 from deltaforge_dagster.state.lake_commits import LakeCommitRepository, LakeCommitWrites
-from deltaforge_dagster.state.leases import LeaseRepository, LeaseWrites, check_lease
+from deltaforge_dagster.state.leases import (
+    LeaseRepository,
+    LeaseWrites,
+    OwnerRepository,
+    check_lease,
+)
 from deltaforge_dagster.state.metrics import MetricRepository, MetricWrites
-from deltaforge_dagster.state.owners import OwnerRepository
 from deltaforge_dagster.state.pipelines import PipelineRepository, PipelineWrites
 from deltaforge_dagster.state.ranges import RangeRepository, RangeWrites
 from deltaforge_dagster.state.records import Lease
@@ -39,7 +45,12 @@ from deltaforge_dagster.state.schemas import SchemaRepository, SchemaWrites
 from deltaforge_dagster.state.segments import SegmentRepository, SegmentWrites
 from deltaforge_dagster.state.sensing import SensingRepository, SensingWrites
 from deltaforge_dagster.state.snapshots import SnapshotRepository, SnapshotWrites
-from deltaforge_dagster.state.undelivered import UndeliveredRepository, UndeliveredWrites
+from deltaforge_dagster.state.source_state import (
+    DefinitionRepository,
+    DefinitionWrites,
+    FailoverWrites,
+    GapRepository,
+)
 
 
 class StateStore:

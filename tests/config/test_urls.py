@@ -11,7 +11,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
 from deltaforge_dagster.sources.mysql.config import mysql_dsn
-from deltaforge_dagster.state.legacy_storage import read_storage
+from deltaforge_dagster.state.legacy import read_storage
 from tests.config.conftest import Write
 
 PASSWORDS = [

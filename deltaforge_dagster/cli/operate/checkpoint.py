@@ -28,7 +28,7 @@ from deltaforge_dagster.pipeline.plural import pluralize, size
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.database.primitives import Kv
-from deltaforge_dagster.state.legacy_storage import read_storage
+from deltaforge_dagster.state.legacy import read_storage
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 

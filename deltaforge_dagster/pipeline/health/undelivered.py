@@ -1,4 +1,4 @@
-"""What sinks do not get: rows that the source's log lacks (`state.sources`), and dead letters.
+"""What sinks do not get: rows that the source's log lacks (`state.source_state`), and dead letters.
 
 A sink that writes tables needs a table with a gap to be loaded again (`deltaforge resync`), because
 it may contain rows that no longer exist. For other sinks, and for a table that the log got only
@@ -21,9 +21,9 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import Commands
 from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
-from deltaforge_dagster.state.gaps import Gap
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterDepth
 from deltaforge_dagster.state.snapshot_records import RECOVERY, UNFINISHED, SnapshotRow
+from deltaforge_dagster.state.source_state import Gap
 from deltaforge_dagster.state.store import StateStore
 
 _FIRST_SECONDS = 5.0

@@ -23,9 +23,9 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.held_rows import COLUMNS, full_names
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 from deltaforge_dagster.sources.registry import identify_position
+from deltaforge_dagster.state.dead_letters import Fate
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.undelivered import Fate
 
 _READ = [*COLUMNS, "ts_us", "file", "pos", "event_id"]
 _SEGMENTS_AT_ONCE = 200

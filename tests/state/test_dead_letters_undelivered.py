@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaforge_dagster.state.dead_letters import _joined
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.undelivered import _joined
 from tests.state.make import NAME, capture, dead_letter, deliver, held
 
 
