@@ -24,7 +24,6 @@ from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.snapshots.request import is_snapshot_expected
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
-from deltaforge_dagster.sinks.schema_registry import preflight as schema_registry
 from deltaforge_dagster.sinks.tables.writer import PREFIX
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
@@ -146,6 +145,11 @@ def _preflight(declared: SinkBlock, context: SinkContext, names: Sequence[str]) 
         subject = f"sink {config.id}"
         findings = [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
     if isinstance(config, MessageSinkConfig) and isinstance(config.encoding, AvroEncoding):
+        # It loads an HTTP client, which ticks and runs do not need.
+        from deltaforge_dagster.sinks.schema_registry import (  # noqa: PLC0415 - see above
+            preflight as schema_registry,
+        )
+
         findings = [*findings, *schema_registry.findings(config.id, config.encoding, names)]
     return findings
 
