@@ -71,7 +71,7 @@ FAULTS = (
         "deltaforge_dagster/pipeline/run/confirmer.py",
         "if log.retained > above and freed > above / 2:",
         "if log.retained > above:",
-        ("tests/pipeline/run/test_confirm_policy.py",),
+        ("tests/pipeline/run/test_confirmer.py",),
         "The log is confirmed before delivery although that frees nothing: an open transaction retains it.",
     ),
     Fault(
@@ -324,7 +324,7 @@ FAULTS = (
         "deltaforge_dagster/pipeline/snapshots/chunk_rows.py",
         "row = self._moved.pop(old_key or key, -1)",
         "row = self._moved.get(old_key or key, -1)",
-        ("tests/pipeline/snapshots/test_deduplicated_rows.py",),
+        ("tests/pipeline/snapshots/test_chunk_rows.py",),
         "A snapshot's row whose key moved and came back is delivered under the key that it has left.",
     ),
     Fault(
@@ -333,7 +333,7 @@ FAULTS = (
         "deltaforge_dagster/pipeline/control/closed_ranges.py",
         "(asset == CHANGES and row.epoch != lease.epoch)",
         "(asset == CHANGES and row.epoch > lease.epoch)",
-        ("tests/assets/test_publish.py", "tests/pipeline/control/test_publication.py"),
+        ("tests/assets/test_publish.py", "tests/pipeline/control/test_closed_ranges.py"),
         "A range that an earlier run captured links to the log of the run that published it.",
     ),
     Fault(

@@ -27,7 +27,7 @@ from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.health.health import sinks_by_error
-from deltaforge_dagster.pipeline.health.preflight import preflight
+from deltaforge_dagster.pipeline.health.preflight import preflight_source
 from deltaforge_dagster.pipeline.pandas_later import arrow_without_pandas
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
@@ -141,7 +141,7 @@ def _evaluate(
     """Log the result of every check that this Dagster run has to evaluate."""
     source = run_context.build_source()
     try:
-        findings = preflight(source, run_context.store, loaded)
+        findings = preflight_source(source, run_context.store, loaded)
     finally:
         source.close()
     for evaluation in evaluate(context.instance, run_context.store, loaded, problem, findings):

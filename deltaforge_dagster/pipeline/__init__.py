@@ -17,8 +17,8 @@ Folders, from the top; imports point down:
 - `encode`: segments become messages, in Spark's tasks;
 - `schemas`: table versions of a pipeline, and their approval.
 
-The modules directly in this package are shared by these folders: the `lease`, the `run_context`,
-the interface of a `delivery`, `committed` positions, held keys, meters, back-off, the used part of
-Spark (`spark_client`, which is imported without pandas: `pandas_later`), and the `failpoints`, at
-which tests let a process die. Modules called `..._job` run in Spark's tasks.
+The modules directly in this package are shared by these folders: the `run_context` with the lease,
+the interface of a `delivery`, `committed` positions, `held_rows`, `meters`, `backoff`, the used
+part of Spark (`spark_client`, which is imported without pandas: `pandas_later`), and the
+`failpoints`, at which tests let a process die. Modules called `..._job` run in Spark's tasks.
 """

@@ -1,8 +1,19 @@
-"""Which changes of a segment wait behind dead letters: `held_keys` over change-frame batches."""
+"""Rows that are held: later changes of a row wait behind a dead letter of that row.
+
+A key is a table and the row's key as JSON text. Some changes touch several keys: an update that
+changes the key touches the old and the new one; a TRUNCATE touches every key of its table. A change
+waits if one of its keys is held, and then its other keys are held as well, since later changes must
+not overtake it. A change of a table without a primary key cannot be assigned to a row, so it waits
+only behind a TRUNCATE.
+
+A key is held from the offset of its first entry in the queue: if a sink's checkpoint was moved
+back, changes before that offset pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -10,13 +21,110 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.pipeline.held_rows import HeldKeys, Keys
 from deltaforge_dagster.processors.messages.expansion import changed_keys
+from deltaforge_dagster.state.records import DeadLetterRow
+
+Place = tuple[int, int]
+"""The offset of a change in the journal: segment and ordinal."""
+
 
 COLUMNS = ["ordinal", "op", "db", "schema", "table", "before", "key"]
 """Columns of the change frame from which a change's keys are derived."""
 
 _Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that a change touches.
+
+    Attributes:
+        table: Full name of its table.
+        row: The row's key, None if there is none.
+        old: The row's previous key, if an update changed it.
+        whole: Whether the change touches every row of the table.
+    """
+
+    table: str
+    row: str | None
+    old: str | None
+    whole: bool
+
+    @classmethod
+    def of_entry(cls, letter: DeadLetterRow) -> Keys:
+        """Return the keys that an entry of the queue touches."""
+        return cls(letter.table_name, letter.row_key, letter.old_key, letter.row_key is None)
+
+    @property
+    def some(self) -> bool:
+        """Whether it is known which rows the change touches."""
+        return self.whole or self.row is not None
+
+    @property
+    def keys(self) -> list[str]:
+        """Its keys."""
+        return [key for key in (self.row, self.old) if key is not None]
+
+
+class HeldKeys:
+    """The keys that entries of a queue hold."""
+
+    def __init__(self, entries: Iterable[DeadLetterRow] = ()) -> None:
+        self._keys: dict[str, dict[str, Place]] = {}
+        self._tables: dict[str, Place] = {}
+        for letter in entries:
+            if letter.holds:
+                self.hold((letter.segment, letter.ordinal), Keys.of_entry(letter))
+
+    def __bool__(self) -> bool:
+        """Whether any key is held."""
+        return bool(self._keys)
+
+    @property
+    def tables(self) -> Mapping[str, Collection[str] | None]:
+        """The held keys of each table; None if the whole table is held."""
+        return {
+            table: None if table in self._tables else keys.keys()
+            for table, keys in self._keys.items()
+        }
+
+    def hold(self, offset: Place, keys: Keys) -> bool:
+        """Hold the keys of a change at an offset; return whether any of them was not yet held."""
+        held = self._keys.setdefault(keys.table, {})
+        before = len(held) + len(self._tables)
+        for key in keys.keys:
+            held[key] = min(offset, held.get(key, offset))
+        if keys.whole:
+            self._tables[keys.table] = min(offset, self._tables.get(keys.table, offset))
+        return len(held) + len(self._tables) > before
+
+    def holds(self, offset: Place, keys: Keys) -> bool:
+        """Return whether a change at an offset must wait."""
+        held = self._keys.get(keys.table, {})
+        starts = [held[key] for key in (held if keys.whole else keys.keys) if key in held]
+        if keys.table in self._tables:
+            starts.append(self._tables[keys.table])
+        return any(start < offset for start in starts)
+
+
+def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLetterRow]:
+    """Return the entries of a sink that may be delivered now, in order.
+
+    Args:
+        entries: All entries of the sink, in the order of the journal.
+        reached: The sink's checkpoint.
+    """
+    due = []
+    blocked = HeldKeys()
+    for letter in entries:
+        offset, keys = (letter.segment, letter.ordinal), Keys.of_entry(letter)
+        if offset > reached:
+            break
+        if letter.state != "dead" and not (letter.holds and blocked.holds(offset, keys)):
+            due.append(letter)
+        elif letter.holds:
+            blocked.hold(offset, keys)
+    return due
 
 
 def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
@@ -32,6 +140,26 @@ def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
     while start is not None:
         start = _wait_from(start, held, segment, rows, indexes)
     return indexes
+
+
+def keys_of(rows: pa.RecordBatch, indexes: Sequence[int] | npt.NDArray[np.int64]) -> list[Keys]:
+    """Return the keys of the changes at these indexes; `rows` has the columns `COLUMNS`."""
+    chosen = rows.take(pa.array(indexes, pa.int64()))
+    moved, old = changed_keys(chosen)
+    before = dict(zip(moved.tolist(), old.to_pylist(), strict=True))
+    tables = cast("list[str]", full_names(chosen).to_pylist())
+    ops, keys = chosen.column("op").to_pylist(), chosen.column("key").to_pylist()
+    return [
+        Keys(table, key, before.get(index), key is None and op == "t")
+        for index, (table, op, key) in enumerate(zip(tables, ops, keys, strict=True))
+    ]
+
+
+def full_names(rows: pa.RecordBatch) -> pa.StringArray:
+    """Return the full name of each change's table: `schema.table`, `db.table` without schemas."""
+    schema, db, table = (rows.column(name).cast(pa.string()) for name in ("schema", "db", "table"))
+    dot: Any = "."
+    return cast("pa.StringArray", pc.binary_join_element_wise(pc.coalesce(schema, db), table, dot))
 
 
 def _wait_from(
@@ -68,26 +196,6 @@ def _candidates(held: HeldKeys, rows: pa.RecordBatch) -> _Mask:
             of_table &= touched
         chosen |= of_table
     return chosen
-
-
-def keys_of(rows: pa.RecordBatch, indexes: Sequence[int] | npt.NDArray[np.int64]) -> list[Keys]:
-    """Return the keys of the changes at these indexes; `rows` has the columns `COLUMNS`."""
-    chosen = rows.take(pa.array(indexes, pa.int64()))
-    moved, old = changed_keys(chosen)
-    before = dict(zip(moved.tolist(), old.to_pylist(), strict=True))
-    tables = cast("list[str]", full_names(chosen).to_pylist())
-    ops, keys = chosen.column("op").to_pylist(), chosen.column("key").to_pylist()
-    return [
-        Keys(table, key, before.get(index), key is None and op == "t")
-        for index, (table, op, key) in enumerate(zip(tables, ops, keys, strict=True))
-    ]
-
-
-def full_names(rows: pa.RecordBatch) -> pa.StringArray:
-    """Return the full name of each change's table: `schema.table`, `db.table` without schemas."""
-    schema, db, table = (rows.column(name).cast(pa.string()) for name in ("schema", "db", "table"))
-    dot: Any = "."
-    return cast("pa.StringArray", pc.binary_join_element_wise(pc.coalesce(schema, db), table, dot))
 
 
 def _mask(values: Any) -> _Mask:

@@ -57,7 +57,7 @@ _DEAD_SERVER = {
 
 
 class SparkSessions:
-    """The Spark session of one run; implements `pipeline.spark_session.RunSessions`.
+    """The Spark session of one run; implements `pipeline.run_context.RunSessions`.
 
     Args:
         settings: May name a Connect server; otherwise the server of the home directory is used.

@@ -41,7 +41,7 @@ from deltaforge_dagster.pipeline.health.health import (
     health,
     note_tick,
 )
-from deltaforge_dagster.pipeline.health.preflight import preflight
+from deltaforge_dagster.pipeline.health.preflight import preflight_source
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.resources.left_tasks import end_left_tasks
 from deltaforge_dagster.sensors.every_tick import NOT_WELL
@@ -203,7 +203,7 @@ def _report_source(
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
         return state
     with closing(build_source()) as source:
-        findings = preflight(source, store, loaded)
+        findings = preflight_source(source, store, loaded)
     report_change(instance, preflight_evaluation(loaded.name, findings))
     _preflighted[loaded.name] = lacks
     return state

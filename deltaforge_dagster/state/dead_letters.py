@@ -11,15 +11,21 @@ An entry is in one of three states:
 An entry is removed when it is delivered, acknowledged, or dropped by the queue's limits. There is
 at most one entry per sink and event, however often the event is refused, so adding an entry again
 does nothing. All entries of a pipeline share one queue and its limits; entries lost to the limits
-are counted in the namespace `journal` of the key-value store. Changes that leave the queue
-undelivered are recorded (`undelivered`).
+are counted in the namespace `journal` of the key-value store.
 
 A run's writes are fenced, like its checkpoints; users' actions lock the lease row.
+
+Changes that left the queue, or never entered it, without being delivered are recorded
+(`UndeliveredRepository`), since checkpoints pass such changes, so they would look delivered. A
+record holds the fate of changes by their ordinals in a segment, and is deleted with that segment.
+It is also deleted when the checkpoint of the sink is set back, because the sink gets the changes
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal, TypeVar
 
@@ -37,13 +43,20 @@ from sqlalchemy import (
     update,
 )
 
-from deltaforge_dagster.state import metrics, undelivered
-from deltaforge_dagster.state.database.database import Database, clock
+from deltaforge_dagster.state import metrics
+from deltaforge_dagster.state.database.database import Database, clock, upsert
 from deltaforge_dagster.state.database.primitives import get_value, put_value
-from deltaforge_dagster.state.database.tables import dead_letters, read_rows
+from deltaforge_dagster.state.database.tables import dead_letters, read_rows, segments, undelivered
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.metric_families import DLQ_EVENTS, SINK_ROUTING_ERRORS
 from deltaforge_dagster.state.records import DeadLetterDepth, DeadLetterRow, NewDeadLetter
+
+Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
+"""Whether a user gave the change up (`acknowledged`), or the queue's limits did.
+
+For the latter see `records.DeadLetterDepth`.
+"""
+
 
 Overflow = Literal["drop_oldest", "reject", "block"]
 
@@ -52,7 +65,7 @@ T = TypeVar("T")
 _NAMESPACE = "journal"
 _ERROR_LENGTH = 2000
 _AT_ONCE = 500
-"""Number of values in one condition that every database supports."""
+"""Number of values in one condition, and of segments in one statement, for any database."""
 
 
 class DeadLetterRepository:
@@ -244,7 +257,7 @@ class DeadLetterWrites:
             if room < 0 and overflow == "drop_oldest"
             else 0
         )
-        undelivered.note(self._connection, self._pipeline, "rejected", rejected)
+        note_undelivered(self._connection, self._pipeline, "rejected", rejected)
         _count(self._connection, self._pipeline, evicted=evicted, rejected=len(rejected))
         metrics.count(self._connection, self._pipeline, tally)
         return done
@@ -290,6 +303,55 @@ class DeadLetterWrites:
         ).rowcount
 
 
+class UndeliveredRepository:
+    """The undelivered changes of all pipelines: `StateStore.undelivered`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, name: str, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
+        """Return, by sink and fate, the ordinals of a segment that the sink never received.
+
+        These changes left the queue undelivered, or found no room in it.
+        """
+        with self._database.read() as connection:
+            return _undelivered_of(connection, name, segment)
+
+
+class UndeliveredWrites:
+    """Forgets undelivered changes that a lease holder sends again: `FencedWriter.undelivered`."""
+
+    def __init__(self, connection: Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+
+    def forget_behind(self, sink: str, segment: int, ordinal: int, *, complete: bool) -> None:
+        """Delete the records of changes after a checkpoint, because the sink will get these again.
+
+        Args:
+            sink: The sink.
+            segment: Segment of the checkpoint.
+            ordinal: The last row of this segment that the checkpoint has passed.
+            complete: Whether the checkpoint has passed the whole segment.
+        """
+        of_sink = (undelivered.c.pipeline == self._pipeline) & (undelivered.c.sink == sink)
+        kept = (
+            {}
+            if complete
+            else _undelivered_of(self._connection, self._pipeline, segment).get(sink, {})
+        )
+        last = segment if complete else segment - 1
+        self._connection.execute(delete(undelivered).where(of_sink, undelivered.c.segment > last))
+        for fate, runs in kept.items():
+            passed = [number for run in runs for number in run if number <= ordinal]
+            note_undelivered(
+                self._connection,
+                self._pipeline,
+                fate,
+                [(sink, segment, number) for number in passed],
+            )
+
+
 def entry_json(pipeline: str, row: DeadLetterRow) -> bytes:
     """Return an entry in the format for programs: a JSON object with DeltaForge's field names."""
     return orjson.dumps(
@@ -320,6 +382,51 @@ def token_of(attempt: str, index: int) -> str:
     return f"{attempt}:{index:06d}"
 
 
+def note_undelivered(
+    connection: Connection, pipeline: str, fate: Fate, places: Iterable[tuple[str, int, int]]
+) -> None:
+    """Record the fate of changes, given as (sink, segment, ordinal), whose segments still exist."""
+    grouped: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for sink, segment, ordinal in places:
+        grouped[sink, segment].append(ordinal)
+    wanted = sorted({segment for _, segment in grouped})
+    for start in range(0, len(wanted), _AT_ONCE):
+        portion = wanted[start : start + _AT_ONCE]
+        kept = set(
+            connection.execute(
+                select(segments.c.segment).where(
+                    segments.c.pipeline == pipeline, segments.c.segment.in_(portion)
+                )
+            ).scalars()
+        )
+        query = select(undelivered.c.sink, undelivered.c.segment, undelivered.c.ordinals).where(
+            undelivered.c.pipeline == pipeline,
+            undelivered.c.fate == fate,
+            undelivered.c.segment.in_(portion),
+        )
+        stored = {(sink, segment): runs for sink, segment, runs in connection.execute(query)}
+        rows = [
+            {
+                "pipeline": pipeline,
+                "sink": sink,
+                "segment": segment,
+                "fate": fate,
+                "ordinals": _joined(stored.get((sink, segment), []), ordinals),
+            }
+            for (sink, segment), ordinals in grouped.items()
+            if segment in kept
+        ]
+        if rows:
+            insert = upsert(connection, undelivered)
+            connection.execute(
+                insert.on_conflict_do_update(
+                    index_elements=["pipeline", "sink", "segment", "fate"],
+                    set_={"ordinals": insert.excluded.ordinals},
+                ),
+                rows,
+            )
+
+
 def _matching(
     *, sink: str | None = None, seqs: Collection[int] | None = None, up_to: int | None = None
 ) -> ColumnElement[bool]:
@@ -335,7 +442,7 @@ def _matching(
 
 
 def _give_up(
-    connection: Connection, pipeline: str, fate: undelivered.Fate, *conditions: ColumnElement[bool]
+    connection: Connection, pipeline: str, fate: Fate, *conditions: ColumnElement[bool]
 ) -> int:
     """Remove entries that will never be delivered and record their fate; return how many."""
     columns = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
@@ -345,7 +452,7 @@ def _give_up(
         .returning(*columns)
     )
     places = [(sink, segment, ordinal) for sink, segment, ordinal in gone]
-    undelivered.note(connection, pipeline, fate, places)
+    note_undelivered(connection, pipeline, fate, places)
     return len(places)
 
 
@@ -422,3 +529,26 @@ def _count(connection: Connection, pipeline: str, **more: int) -> None:
     for name, count in more.items():
         counts[name] = counts.get(name, 0) + count
     put_value(connection, _NAMESPACE, f"{pipeline}:dlq", orjson.dumps(counts))
+
+
+def _undelivered_of(
+    connection: Connection, pipeline: str, segment: int
+) -> Mapping[str, Mapping[Fate, list[range]]]:
+    query = select(undelivered.c.sink, undelivered.c.fate, undelivered.c.ordinals).where(
+        undelivered.c.pipeline == pipeline, undelivered.c.segment == segment
+    )
+    fates: defaultdict[str, dict[Fate, list[range]]] = defaultdict(dict)
+    for sink, fate, runs in connection.execute(query):
+        fates[sink][fate] = [range(first, last + 1) for first, last in runs]
+    return fates
+
+
+def _joined(runs: Iterable[list[int]], more: Iterable[int]) -> list[list[int]]:
+    """Add ordinals to runs, given as [first, last]; return the merged runs in order."""
+    joined: list[list[int]] = []
+    for first, last in sorted([*runs, *([ordinal, ordinal] for ordinal in more)]):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1][1] = max(joined[-1][1], last)
+        else:
+            joined.append([first, last])
+    return joined

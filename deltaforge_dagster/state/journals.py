@@ -18,7 +18,7 @@ from sqlalchemy import Connection, case, delete, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state import definitions, failovers, gaps, holds, snapshots
+from deltaforge_dagster.state import holds, snapshots, source_state
 from deltaforge_dagster.state.checkpoints import standing
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.tables import (
@@ -173,7 +173,7 @@ class JournalRepository:
         """
         with self._database.write() as connection:
             _reset(connection, name)
-            gaps.forget(connection, name)
+            source_state.forget_gaps(connection, name)
             for sink, destinations in tables.items():
                 begin_resyncs(connection, name, sink, destinations)
             snapshots.request_for_all(connection, name, RECOVERY)
@@ -189,8 +189,8 @@ def _reset(connection: Connection, name: str) -> None:
     snapshots.forget(connection, name)
     for table in (segments, ranges, published, undelivered, lake_commits):
         connection.execute(delete(table).where(table.c.pipeline == name))
-    failovers.forget_server(connection, name)
-    definitions.forget(connection, name)
+    source_state.forget_server(connection, name)
+    source_state.forget_definitions(connection, name)
     write_early(connection, name, None)
     connection.execute(
         update(pipelines)

@@ -1,30 +1,51 @@
-"""The leases of pipelines: who holds one; taking, locking, checking, renewing and releasing it.
+"""What belongs to one run or one pipeline alone: the lease of a pipeline, and owned resources.
 
-The lease row also serves as the lock of everything else that belongs to the pipeline: transactions
-that change its ranges, segments or checkpoints lock this row first, so they are serialized. A
-holder whose transaction began before its lease expired therefore commits before another run can
-take the lease.
+A lease is taken, locked, checked, renewed and released. Its row also serves as the lock of
+everything else that belongs to the pipeline: transactions that change its ranges, segments or
+checkpoints lock this row first, so they are serialized. A holder whose transaction began before its
+lease expired therefore commits before another run can take the lease.
 
 If the holder is frozen (a paused virtual machine, a half-open connection, SIGSTOP), PostgreSQL
 would keep its lock. So the transactions of a holder have its epoch in `application_name`, and once
 the lease is over, whoever needs the row terminates those that do not end by themselves. Nothing of
 them is committed.
+
+A resource that only one pipeline may use (`config.owned`) is owned by the first pipeline that named
+it, until its file no longer does.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, case, cast, func, select, text, update
+import orjson
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    case,
+    cast,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
 
+from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state import metrics
 from deltaforge_dagster.state.database.database import Database, clock
-from deltaforge_dagster.state.database.tables import leases, read_rows
+from deltaforge_dagster.state.database.primitives import get_value, put_value
+from deltaforge_dagster.state.database.tables import kv, leases, read_rows
 from deltaforge_dagster.state.records import Lease, LeaseRow
+
+_RESOURCES = "resources"
+_OWNED = "owned/"
+
 
 _ENDING_SECONDS = 1.0
 """How long a transaction of a holder whose lease is over may take to end by itself."""
@@ -147,6 +168,72 @@ def lock_lease(connection: Connection, pipeline: str, holder: Lease | None = Non
     return _read_lease(connection, pipeline)
 
 
+def check_lease(connection: Connection, lease: Lease) -> None:
+    """Lock the lease row and check that `lease` is still valid.
+
+    Raises:
+        LeaseLost: It was released, has expired (even if no other run took it), or another run holds
+            it.
+    """
+    held = lock_lease(connection, lease.pipeline, lease)
+    subject = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
+    if held.epoch != lease.epoch:
+        raise LeaseLost(f"{subject} lost its lease to run {held.run_id} (epoch {held.epoch})")
+    if held.run_id is None:
+        raise LeaseLost(f"{subject} has released its lease")
+    if not held.live:
+        late = held.now - held.expires_at
+        raise LeaseLost(f"{subject} lost its lease, which expired {late:.1f} s ago without renewal")
+
+
+class OwnerRepository:
+    """What pipelines own: `StateStore.owners`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, pipeline: str) -> list[OwnedResource]:
+        """Return what a pipeline owns."""
+        with self._database.read() as connection:
+            text = get_value(connection, f"{_OWNED}{pipeline}", _RESOURCES)
+        return [] if text is None else _parsed(text)
+
+    def others(self, pipeline: str) -> dict[str, list[OwnedResource]]:
+        """Return what the other pipelines own, by name."""
+        with self._database.read() as connection:
+            return _others(connection, pipeline)
+
+    def claim(
+        self, pipeline: str, resources: Sequence[OwnedResource], successor_of: Collection[str]
+    ) -> bool:
+        """Make a pipeline the owner of exactly these resources.
+
+        If another pipeline owns any of them, change nothing and return False.
+
+        Args:
+            pipeline: The pipeline.
+            resources: All resources that it names.
+            successor_of: Pipelines that no longer exist, and lose what they own.
+        """
+        with self._database.write() as connection:
+            # Serializes claims of several processes: each first writes this value.
+            put_value(connection, _RESOURCES, _RESOURCES, b"")
+            others = _others(connection, pipeline)
+            taken = [
+                resource
+                for name, owned in others.items()
+                if name not in successor_of
+                for resource in owned
+            ]
+            if any(resource.is_same(other) for resource in resources for other in taken):
+                return False
+            for name in successor_of:
+                connection.execute(delete(kv).where(kv.c.ns == f"{_OWNED}{name}"))
+            text = orjson.dumps([resource.to_fields() for resource in resources])
+            put_value(connection, f"{_OWNED}{pipeline}", _RESOURCES, text)
+            return True
+
+
 def _session_name(pipeline: str, epoch: int) -> str:
     """Return the `application_name` of the transactions of a lease's holder."""
     digest = hashlib.sha256(pipeline.encode()).hexdigest()[:8]  # of a long name, the end is cut off
@@ -193,19 +280,13 @@ def _end_former_holder(connection: Connection, pipeline: str) -> None:
     )
 
 
-def check_lease(connection: Connection, lease: Lease) -> None:
-    """Lock the lease row and check that `lease` is still valid.
+def _others(connection: Connection, pipeline: str) -> dict[str, list[OwnedResource]]:
+    query = select(kv.c.ns, kv.c.val).where(
+        kv.c.ns.startswith(_OWNED, autoescape=True), kv.c.key == _RESOURCES
+    )
+    resources = {ns.removeprefix(_OWNED): _parsed(text) for ns, text in connection.execute(query)}
+    return {name: owned for name, owned in resources.items() if name != pipeline}
 
-    Raises:
-        LeaseLost: It was released, has expired (even if no other run took it), or another run holds
-            it.
-    """
-    held = lock_lease(connection, lease.pipeline, lease)
-    subject = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
-    if held.epoch != lease.epoch:
-        raise LeaseLost(f"{subject} lost its lease to run {held.run_id} (epoch {held.epoch})")
-    if held.run_id is None:
-        raise LeaseLost(f"{subject} has released its lease")
-    if not held.live:
-        late = held.now - held.expires_at
-        raise LeaseLost(f"{subject} lost its lease, which expired {late:.1f} s ago without renewal")
+
+def _parsed(text: bytes) -> list[OwnedResource]:
+    return [OwnedResource.from_fields(fields) for fields in orjson.loads(text)]

@@ -149,7 +149,7 @@ class PipelineRepository:
 
         If several processes call this, one of them wins, and all get its position. The start
         position also becomes the source position of checkpoints without one, and the table
-        definitions at this position are stored with it (`definitions`).
+        definitions at this position are stored with it (`source_state`).
 
         Args:
             name: Name of the pipeline.

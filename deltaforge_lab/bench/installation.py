@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deltaforge_dagster.installation.spark_server import SparkServer
-from deltaforge_dagster.pipeline.control.closed_ranges import pending
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.control.closed_ranges import pending
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened, Platform

@@ -40,7 +40,7 @@ def test_a_run_that_is_ended_among_its_checks_ends_quietly(
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal interrupts what is asked")
 
-    monkeypatch.setattr(execution, "preflight", ask_at_this_moment)
+    monkeypatch.setattr(execution, "preflight_source", ask_at_this_moment)
     tags = {RUN_TAG: "live", UNTIL_TAG: "caught up"}
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         ended = make_job().execute_in_process(instance=instance, tags=tags)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from typer.testing import CliRunner
 
 from deltaforge_dagster.assets.names import asset_key, job_name, partition_key
@@ -22,6 +21,7 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.pipeline import backoff
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.run import catch_up
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually

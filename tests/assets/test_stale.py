@@ -9,13 +9,13 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
-from deltaforge_dagster.pipeline.control.closed_ranges import publication_of
 
 from deltaforge_dagster.assets.names import asset_key, partition_key
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset
 from deltaforge_dagster.assets.publish import materialization, publish
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.closed_ranges import publication_of
 from deltaforge_dagster.pipeline.control.specs import noted_spec
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.processors.code import chain_hash

@@ -8,10 +8,10 @@ from functools import partial
 
 import dagster as dg
 import pytest
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 
 from deltaforge_dagster.assets.names import asset_key, job_name, partition_key
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started

@@ -14,11 +14,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltaforge_dagster.installation.process import free_port
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltalake import DeltaTable, QueryBuilder
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually

@@ -9,7 +9,6 @@ from typing import Any
 import dagster as dg
 import psycopg
 import pytest
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltalake import DeltaTable
 
 from deltaforge_dagster.assets.names import (
@@ -24,6 +23,7 @@ from deltaforge_dagster.assets.names import (
     tables_name,
 )
 from deltaforge_dagster.assets.pipeline import WELL_CHECK
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from tests.e2e.webserver import ASSET_JOB
 from tests.journeys.installation import NAME, ROWS, TABLE, Installation, wait
 

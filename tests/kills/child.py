@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from deltaforge_dagster.pipeline.control.closed_ranges import pending
-
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.control.closed_ranges import pending
 from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome

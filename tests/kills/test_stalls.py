@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.pipeline.control.journal_space import ORPHAN_SECONDS, expire
 
 from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.control.journal_space import ORPHAN_SECONDS, expire
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.kills.campaign import Campaign, Run
 from tests.kills.cells import cells

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.pipeline.control.closed_ranges import pending
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.control.closed_ranges import pending
 from deltaforge_dagster.pipeline.deliver.messages import MessageDelivery
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltaforge_dagster.pipeline.control.journal_space import BackPressure
-
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.journal_space import BackPressure
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, new_segment, position

@@ -18,8 +18,12 @@ from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.installation.lake_jars import jars_finding
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
 from deltaforge_dagster.pipeline.control.owners import conflicts, rivalries
-from deltaforge_dagster.pipeline.health import sink_preflight
-from deltaforge_dagster.pipeline.health.preflight import confirm_findings, int96_findings, preflight
+from deltaforge_dagster.pipeline.health.preflight import (
+    confirm_findings,
+    int96_findings,
+    preflight_sinks,
+    preflight_source,
+)
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding
@@ -40,7 +44,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     source = build_source(loaded.spec)
     try:
         with existing_store(settings) as store:
-            findings = preflight(source, store, loaded)
+            findings = preflight_source(source, store, loaded)
             old_files = int96_findings(store, loaded)
             shared = _shared(installation, store, loaded)
     finally:
@@ -51,7 +55,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
         findings.append(jars_finding(settings))
     context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
-    findings += sink_preflight.preflight(declared.sinks, context, names)
+    findings += preflight_sinks(declared.sinks, context, names)
     findings += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
     failed = any(finding.level == "error" for finding in findings)
     if json_output:

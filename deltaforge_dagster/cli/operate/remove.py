@@ -30,7 +30,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.control import reset_pipeline
+from deltaforge_dagster.pipeline.control import user_requests
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.specs import last_spec
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
@@ -82,10 +82,10 @@ def remove(
             if not yes:
                 confirm_deletion(listed)
             # The state goes last: until then, the command can be repeated if a step before fails.
-            reset_pipeline.end_run(store, name)
+            user_requests.end_run(store, name)
             if removable is not None:
                 removable.remove(spared=spared, dry_run=False)
-            reset_pipeline.remove(store, Journal(settings.journal_url), name)
+            user_requests.remove(store, Journal(settings.journal_url), name)
         finally:
             if source is not None:
                 source.close()

@@ -412,7 +412,7 @@ class Capture:
         """Note that everything before `end` is durable."""
         self._unwritten = False
         # Set before the position: a thread that sees the new position must also see the new time
-        # (`run.end`).
+        # (`run.progress`).
         self.moved_at = time.monotonic()
         self._position = end
 

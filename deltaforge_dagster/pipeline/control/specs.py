@@ -5,13 +5,19 @@ effective content, secrets masked, and the parts of its code versions. A range h
 spec, which shows what the present file would do differently; `deltaforge plan` compares a file with
 the newest version. While a file cannot be loaded, Dagster shows the pipeline's assets as the newest
 version describes them.
+
+Code versions are short hashes of those parts of a file that determine the data. There are separate
+parts, so that users see which one differs: `capture` (the source, and how its values look), `chain`
+(the processors, and the source of Python functions), and one for each sink (where it writes, and in
+which form). What determines only when or how fast something happens (limits, timeouts, policies,
+labels) is in none of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,11 +25,23 @@ from pydantic import ValidationError
 
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks import SinkBlock
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.pipeline.control.specs import CodeParts, chain_part, code_parts
+from deltaforge_dagster.processors.code import chain_hash, code_of
+from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import PipelineRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
+
+NO_CHAIN = "none"
+
+_LENGTH = 12
+
+_OF_SOURCE = frozenset({"snapshot", "on_schema_drift"})
+_OF_SINK = frozenset({"required", "start"})
+"""Fields that do not affect the data; a kind of source or sink adds its own (`timing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +181,65 @@ class RangeVersions:
 
 def _specs(store: StateStore, pipeline: str) -> Kv:
     return Kv(store.database, f"spec/{pipeline}")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeParts:
+    """The parts of the code versions of a pipeline's assets.
+
+    Attributes:
+        capture: Hash of the source and of how its values look.
+        chain: Hash of the processors.
+        sinks: Hash of each sink, by its id.
+    """
+
+    capture: str
+    chain: str
+    sinks: Mapping[str, str]
+
+    def version(self, sink: str | None = None) -> str:
+        """Return the code version of `changes`, or of a sink: what is sent depends on both."""
+        parts = [self.capture, self.chain]
+        return ".".join(parts if sink is None else [*parts, self.sinks[sink]])
+
+
+def chain_part(hashes: Collection[str]) -> str:
+    """Return the part for a range that chains with these hashes processed.
+
+    An empty hash means no chain.
+    """
+    return "+".join(sorted(digest[:_LENGTH] or NO_CHAIN for digest in hashes))
+
+
+def code_parts(spec: PipelineSpec) -> CodeParts:
+    """Return the parts of the code versions of a pipeline's assets; secrets do not count."""
+    content = spec.spec
+    capture = {
+        "name": spec.metadata.name,
+        "tenant": spec.metadata.tenant,
+        "source": content.source.model_dump(mode="json", exclude=_without_data(content.source)),
+        "values": content.engine.values.model_dump(mode="json"),
+        "columns": content.engine.columns.model_dump(mode="json"),
+        "salt": content.engine.columns.salt_digest(),
+    }
+    return CodeParts(
+        _hash(capture),
+        chain_part({chain_hash(content.processors, code_of(content.processors))})
+        if content.processors
+        else NO_CHAIN,
+        {
+            sink.config.id: _hash(sink.model_dump(mode="json", exclude=_without_data(sink)))
+            for sink in content.sinks
+        },
+    )
+
+
+def _without_data(block: SourceBlock | SinkBlock) -> dict[str, set[str]]:
+    if isinstance(block, SourceBlock):
+        return {"config": {*_OF_SOURCE, *source_types()[block.type].timing}}
+    return {"config": {*_OF_SINK, *sink_types()[block.type].timing}}
+
+
+def _hash(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

@@ -1,16 +1,53 @@
-"""Measure the source's log around a pipeline's positions, and record it; for ticks and runs."""
+"""The source's log around a pipeline's positions: measure and record it, and watch its head.
+
+Ticks and runs record how much log is unread. One measurement is a look. Few looks are kept: the
+older a look is, the further it is from the next one, so that times are accurate to a quarter of
+their age. They show since when a position is not the log's end, and how fast the log grows.
+
+A tick that finds nothing to do watches the head for the rest of its time, so that a change need not
+wait for the next tick (`HeadWatch`): it asks five times a second where the log ends, which costs
+the server next to nothing, and looks for changes only when the log has grown. No slot is held and
+no log is read meanwhile. The log of a server whose other tables are busy grows all the time, so
+looks that find nothing are a second apart at least, and take at most a tenth of the time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
-from deltaforge_dagster.pipeline.control.unread_log import behind_since, growth, kept_looks
+from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import MeasuredSource, RetainedLog, Source
+from deltaforge_dagster.sources.base import MeasuredSource, RetainedLog, Source, WatchableSource
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import LogLook, SourceLog
 from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+_ASK_SECONDS = 0.2
+_PAUSE_SECONDS = 1.0  # at least, after a look that found no change
+_PAUSE_FACTOR = 9.0  # times the duration of that look, so that looks take a tenth of the time
+_PATIENCE = 2.0
+"""How much longer than the watch its connection may last.
+
+This covers connecting, and a server that does not answer.
+"""
+
+
+_SPACING = 1 / 8
+"""The minimum distance between two looks, as a fraction of their age."""
+
+_WINDOW = 120.0
+"""Seconds over which growth is measured."""
+
+_SHORTEST = 10.0
+"""Fewest seconds over which growth is measured."""
+
 
 _NOTED_EVERY = 15.0
 """Seconds after which an unchanged measurement is recorded again."""
@@ -133,3 +170,130 @@ def note_unread_changes(store: StateStore, name: str, *, unread: bool) -> None:
     before = store.pipelines.source_log(name) or SourceLog(0.0)
     if before.unread != unread or now - before.seen_at > _NOTED_EVERY:
         store.pipelines.note_source_log(name, replace(before, seen_at=now, unread=unread))
+
+
+def kept_looks(
+    looks: Sequence[LogLook], new: LogLook, positions: Sequence[Position]
+) -> list[LogLook]:
+    """Return the looks that are worth keeping, in order.
+
+    Args:
+        looks: The looks kept so far.
+        new: A later look.
+        positions: The positions for which `behind_since` will be called.
+    """
+    passed = [
+        number
+        for number, look in enumerate(looks)
+        if all(parse_position(look.end) <= position for position in positions)
+    ]
+    first = passed[-1] if passed else 0
+    kept = [new]
+    for number in range(len(looks) - 1, -1, -1):
+        look = looks[number]
+        age = new.at - look.at
+        if number < first and age > _WINDOW:
+            break
+        if kept[-1].at - look.at >= _SPACING * age or number in {0, first}:
+            kept.append(look)
+    return kept[::-1]
+
+
+def behind_since(looks: Sequence[LogLook], position: Position) -> float | None:
+    """Return since when, at the earliest, there has been log after a position.
+
+    Returns None if there is no such log.
+    """
+    since = None
+    for look in reversed(looks):
+        end: Position = parse_position(look.end)
+        if end <= position:
+            return None if since is None else look.at
+        since = look.at
+    return since
+
+
+def growth(looks: Sequence[LogLook]) -> float | None:
+    """Return by how many bytes a second the log that the server retains grows; None if it does not.
+
+    A server frees log in steps, so the amount goes up and down also while all is well. What counts
+    is the least amount: that of the later half of the time compared with that of the earlier half.
+    """
+    recent = [
+        (look.at, look.retained)
+        for look in looks
+        if look.retained is not None and look.at >= looks[-1].at - _WINDOW
+    ]
+    if len(recent) < 2 or recent[-1][0] - recent[0][0] < _SHORTEST:
+        return None
+    middle = (recent[0][0] + recent[-1][0]) / 2
+    earlier = [(at, size) for at, size in recent if at < middle]
+    later = [(at, size) for at, size in recent if at >= middle]
+    grown = min(size for _, size in later) - min(size for _, size in earlier)
+    return grown / (later[0][0] - earlier[0][0]) if grown > 0 else None
+
+
+class HeadWatch:
+    """Watches one source; a context manager, which connects on entry and disconnects on exit.
+
+    Enter it before the tick looks for changes: then nothing is missed between that look and the
+    watch. An error of the source only ends the watch: the next tick meets it, too, and reports it.
+
+    Attributes:
+        until: When to stop watching, by the monotonic clock.
+
+    Args:
+        build_source: Creates the source.
+        until: As above.
+    """
+
+    def __init__(self, build_source: Callable[[], Source], until: float) -> None:
+        self._build_source = build_source
+        self.until = until
+        self._source: Source | None = None
+        self._ends: Generator[object] | None = None
+        self._seen: object = None
+
+    def __enter__(self) -> Self:
+        seconds = self.until - time.monotonic()
+        try:
+            self._source = self._build_source()
+            if isinstance(self._source, WatchableSource) and seconds > 0:
+                ends = self._source.log_ends(seconds + _PATIENCE)
+                self._seen = next(ends)
+                self._ends = ends
+        except (DeltaforgeError, StopIteration) as error:
+            logger.debug("not watched: %s", error)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._ends is not None:
+            self._ends.close()
+        if self._source is not None:
+            self._source.close()
+
+    def sees_changes(self, after: Position) -> bool:
+        """Return True once the source has changes after a position, False once the time is up."""
+        if self._ends is None or self._source is None:
+            return False
+        look_at = 0.0
+        try:
+            for end in self._ends:
+                began = time.monotonic()
+                if end != self._seen and began >= look_at:
+                    if self._source.has_changes(after):
+                        return True
+                    self._seen = end
+                    now = time.monotonic()
+                    look_at = now + max(_PAUSE_SECONDS, _PAUSE_FACTOR * (now - began))
+                if time.monotonic() + _ASK_SECONDS >= self.until:
+                    break
+                time.sleep(_ASK_SECONDS)
+        except DeltaforgeError as error:
+            logger.debug("watched no longer: %s", error)
+        return False

@@ -10,7 +10,7 @@ order of writes:
    one entry for a sink and an event: a run that repeats the change after a crash finds the entry;
 3. the checkpoint is advanced past the change.
 
-With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_keys`), and
+With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_rows`), and
 nothing of that key reaches the sink before it.
 
 An entry shows the event of its change, and the event's place in the source's log (`View`).

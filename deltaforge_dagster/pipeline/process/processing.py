@@ -2,7 +2,7 @@
 
 Each segment goes through the chain. One thread takes segments in the journal's order, has Spark's
 tasks run the chain over as many at once as `deliver.max_bytes` allows, and records the output in
-one fenced transaction. Only then do sinks see the segments (`pending_segments`). So the recorded
+one fenced transaction. Only then do sinks see the segments (`PendingSegments`). So the recorded
 output of a segment never changes, whatever happens to sinks and runs; a run that dies before the
 transaction leaves orphaned files, and the next run processes the segment again.
 

@@ -1,4 +1,8 @@
-"""Compare what two chains of processors make of the same rows.
+"""Compare what two chains of processors make of the same rows, and the Spark job that does so.
+
+The job of a preview runs a chain over segments, and compares its output with what is recorded,
+batch by batch; the output is discarded: nothing is written. Workers import this module: it needs no
+Spark.
 
 The report names the fields that differ, not their values.
 
@@ -8,14 +12,12 @@ matched pair is discarded at once; only events that one side alone has had so fa
 A matched event is `changed` if a column differs that processors can change, and `moved` if it now
 comes after an event that it preceded. For row images and headers the differing fields inside them
 are named, for other columns the column. JSON is compared as text: `1.10` is not `1.1`.
-
-Workers import this module: it needs no Spark.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -25,8 +27,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.kernels.message_text import Mask
 from deltaforge_dagster.kernels.runtime import Longs
+from deltaforge_dagster.pipeline.process.stages import Counts
+from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.exact_json import dumps, loads
 
 _OBJECTS = ("before", "after", "key", "headers")
@@ -102,6 +108,44 @@ def compared(
         values: Whether the sample contains values.
     """
     return _Comparison(sample, values=values).run(recorded, current)
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewJob:
+    """One Spark job over the segments of a range.
+
+    Attributes:
+        chain: The processors.
+        key: Unique for each preview, so that it shares no processor state with runs.
+        journal_url: Where the segments are.
+        segments: For each segment its captured file, and the file that sinks get; the latter is
+            empty if processors left no rows.
+        sample: Maximum number of events of each kind that a segment adds to the sample.
+        values: Whether the sample contains values.
+    """
+
+    chain: ChainSpec
+    key: str
+    journal_url: str
+    segments: Sequence[tuple[str, str]]
+    sample: int
+    values: bool
+
+    def rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a segment as they were captured."""
+        captured, _ = self.segments[number]
+        return _rows(Journal(self.journal_url), captured)
+
+    def finish(
+        self, number: int, output: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+    ) -> dict[str, Any]:
+        """Compare the chain's output of a segment with the recorded rows."""
+        _, recorded = self.segments[number]
+        journal = Journal(self.journal_url)
+        difference = compared(
+            _rows(journal, recorded), output, sample=self.sample, values=self.values
+        )
+        return {**difference.to_json(), "processors": counts()}
 
 
 class _Comparison:
@@ -256,3 +300,8 @@ def _values(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
     row = {**row, "ts_us": row["ts_us"] // 1000}
     filled = {name: row[name] for name in _COMPARED if row[name] not in {None, False}}
     return {_SHOWN.get(name, name): value for name, value in filled.items()}
+
+
+def _rows(journal: Journal, path: str) -> Iterator[pa.RecordBatch]:
+    if path:
+        yield from journal.share(path, FRAME.names, ordinals=None, part=0, of=1)

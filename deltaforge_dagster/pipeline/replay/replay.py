@@ -6,13 +6,16 @@ that a sink does not have yet cannot be replayed; the sink catches up instead (`
 pipeline has dead letters enabled, changes that can never be delivered are left out.
 
 A replay sends the range as recorded in the journal or, on request, what today's processors make of
-the captured rows (`reprocessing`); the journal's record does not change.
+the captured rows (`Reprocessing`); the journal's record does not change. The new output is in
+journal files without a row in the state store: they are deleted as soon as their content was
+delivered, and those of a killed run are swept like any orphan.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from deltaforge_dagster.config.model import PipelineSpec
@@ -22,10 +25,15 @@ from deltaforge_dagster.pipeline.committed import Chosen, PendingSegments
 from deltaforge_dagster.pipeline.control.closed_ranges import closed_range
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
-from deltaforge_dagster.pipeline.replay.replay import Reprocessing
+from deltaforge_dagster.pipeline.process.chain_jobs import run_job
+from deltaforge_dagster.pipeline.process.chains import chain_of
+from deltaforge_dagster.pipeline.process.stages import ProcessingJob, processed_by
+from deltaforge_dagster.pipeline.run_context import SessionProvider, first_together
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.state.records import RangeRow, SegmentRow
+from deltaforge_dagster.state.records import Processed, RangeRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
+
+_SEGMENTS_PER_JOB = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,92 @@ def check_contiguous(row: RangeRow, segments: Sequence[SegmentRow]) -> None:
             f"range {row.range}: segments {row.first_segment} to {row.last_segment} expected, "
             f"{len(numbers)} of them found"
         )
+
+
+class Reprocessing:
+    """Processes a pipeline's segments with the processors that its file has now.
+
+    Args:
+        spec: The pipeline; without processors its segments stay as captured.
+        store: Lists the segments.
+        journal: Holds the segments and the output.
+        sessions: Provides the Spark session.
+        run_id: Id of the run, to which the state of scripts belongs.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: StateStore,
+        journal: Journal,
+        sessions: SessionProvider,
+        run_id: str,
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._chain = chain_of(spec)
+        self._max_bytes = spec.spec.engine.deliver.max_bytes
+        self._store = store
+        self._journal = journal
+        self._sessions = sessions
+        self._run_id = run_id
+
+    def groups(self, segments: Sequence[SegmentRow]) -> Generator[list[SegmentRow]]:
+        """Yield processed segments in order, in groups as large as one Spark job covers.
+
+        The files of a group exist until the next group is requested, or the generator is closed.
+
+        Raises:
+            ProcessorFailed: A processor failed.
+            SparkUnavailable: Spark failed.
+        """
+        while segments:
+            group = first_together(segments, _SEGMENTS_PER_JOB, self._max_bytes)
+            with self._processed(group) as processed:
+                yield processed
+            segments = segments[len(group) :]
+
+    @contextmanager
+    def _processed(self, rows: Sequence[SegmentRow]) -> Iterator[list[SegmentRow]]:
+        if not self._chain.processors:
+            yield [replace(row, chain_hash="") for row in rows]
+            return
+        pipeline, lease = (
+            self._store.pipelines.get(self._pipeline),
+            self._store.leases.get(self._pipeline),
+        )
+        assert pipeline is not None
+        job = ProcessingJob(
+            self._chain,
+            self._run_id,
+            self._journal.url,
+            self._pipeline,
+            pipeline.uid,
+            0 if lease is None else lease.epoch,
+            [(row.segment, row.path) for row in rows],
+        )
+        subject = f"segments {rows[0].segment} to {rows[-1].segment}"
+        outputs = processed_by(run_job(self._sessions, job, len(rows), len(rows), subject))
+        try:
+            yield [
+                _with_output(row, output).delivered
+                for row, output in zip(rows, outputs, strict=True)
+            ]
+        finally:
+            for output in outputs:
+                if output.path is not None:
+                    self._journal.delete(output.path)
+
+
+def _with_output(row: SegmentRow, processed: Processed) -> SegmentRow:
+    return replace(
+        row,
+        chain_hash=processed.chain_hash,
+        processed_path=processed.path,
+        processed_checksum=processed.checksum,
+        processed_content_hash=processed.content_hash,
+        processed_rows=processed.rows,
+        processed_bytes=processed.bytes,
+    )
 
 
 def _send(

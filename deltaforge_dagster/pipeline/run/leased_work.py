@@ -2,6 +2,11 @@
 
 It is separate from the run (`live`), because what it imports (Arrow, Spark and the kernels) takes
 longer to load than the lease takes to acquire.
+
+Before a source is read, it checks that the journal belongs to this state store. A store that was
+deleted, or replaced by another one, is empty: the pipeline would start from scratch, and changes in
+the journal that sinks do not have yet would be skipped silently. The journal reveals this: it has
+segments of the pipeline with another uid, and the store has never had any segment.
 """
 
 from __future__ import annotations
@@ -10,9 +15,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed, StoreUnavailable
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.segments import Ranges
@@ -22,6 +30,8 @@ from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
 from deltaforge_dagster.pipeline.health.health import (
     capture_failed,
+    capture_works,
+    failure_of,
     health,
     note_findings,
     source_answers,
@@ -31,7 +41,6 @@ from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.health.undelivered import DeadLetterWatch
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run.kernels import prepare
-from deltaforge_dagster.pipeline.run.leased_work import CaptureWatch, refuse_lost_store
 from deltaforge_dagster.pipeline.run.live import RunOutcome, uninterrupted
 from deltaforge_dagster.pipeline.run.progress import RunEnd, RunSummary
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
@@ -41,6 +50,11 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+_BRIEF_SECONDS = 2.0
+"""A connection that is restored within this time is not recorded as a failure."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -329,3 +343,88 @@ class LeasedWork:
         """Return how many changes this run has put into the journal's ranges."""
         rows = self._store.ranges.read(self._loaded.name, first=self._first_range)
         return sum(row.rows for row in rows if row.epoch == self._run.lease.epoch)
+
+
+class CaptureWatch:
+    """Keeps a pipeline's failure in the store up to date with a run's capture.
+
+    Args:
+        store: Where the failure is recorded.
+        name: The pipeline.
+    """
+
+    def __init__(self, store: StateStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._recorded: Literal["nothing", "well", "trouble", "failed"] = "nothing"
+        self._troubled_since: float | None = None
+        self._attempt: float | None = None
+
+    def poll(self, capture: Capture | None, *, over: bool = False) -> None:
+        """Record what has changed since the last call.
+
+        With `over`, the run ends, so brief errors are recorded, too.
+        """
+        if capture is None or self._recorded == "failed":
+            return
+        error = capture.error
+        if error is None:
+            self._troubled_since = None
+            if self._recorded == "trouble" or (
+                self._recorded == "nothing" and self._works(capture)
+            ):
+                capture_works(self._store, self._name, "run")
+                self._recorded = "well"
+        elif capture.failed:
+            capture_failed(self._store, self._name, "run", error, None)
+            self._recorded = "failed"
+        else:
+            self._trouble(capture, over=over)
+
+    def _works(self, capture: Capture) -> bool:
+        """Return whether an earlier failure is over; for one of the journal, only after a write."""
+        if not capture.has_read or capture.has_written:
+            return capture.has_read
+        row = self._store.pipelines.get(self._name)
+        failure = None if row is None else failure_of(row)
+        return failure is None or failure.subject == "source" or failure.next_attempt_at is None
+
+    def _trouble(self, capture: Capture, *, over: bool) -> None:
+        """Record a retryable error once it lasts `_BRIEF_SECONDS`, and at each further attempt."""
+        assert capture.error is not None
+        now = time.monotonic()
+        if self._troubled_since is None:
+            self._troubled_since = now
+        if now - self._troubled_since < _BRIEF_SECONDS and not over:
+            return
+        attempt = capture.next_attempt_at
+        if self._recorded == "trouble" and attempt == self._attempt:
+            return
+        left = max(0.0, attempt - now)
+        at = self._store.now() + left
+        capture_failed(self._store, self._name, "run", capture.error, at)
+        self._recorded, self._attempt = "trouble", attempt
+
+
+def refuse_lost_store(store: StateStore, journal: Journal, pipeline: str) -> None:
+    """Refuse to start a pipeline that is new to the store but has segments in the journal.
+
+    A store in memory is always new, and is not checked.
+
+    Raises:
+        NotAllowed: The journal has segments of the pipeline that were recorded in another state
+            store.
+        StoreUnavailable: The journal cannot be listed.
+    """
+    row = store.pipelines.get(pipeline)
+    if row is None or row.next_segment > 1 or store.database.where == "memory":
+        return
+    others = journal.written_by_others(pipeline, row.uid)
+    if others:
+        folders = ", ".join(mask(f"{journal.url}/{folder}") for folder in others)
+        raise NotAllowed(
+            f"{pipeline}: the journal has segments that this state store knows nothing of "
+            f"({folders}): the store was lost, or is another one. Bring it back: "
+            "deltaforge state restore FILE --force. Without a copy, what sinks had not got by then "
+            "is lost to them: take that folder away, and the pipeline begins as a new one"
+        )

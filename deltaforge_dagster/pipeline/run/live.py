@@ -8,10 +8,11 @@
     main thread      closes ranges that are due, confirms positions to the source, limits the size
                      of the journal, has closed ranges published, and decides when the run ends
 
-The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more
-to do (`end`), and within seconds on request, when the desired state or the file of the pipeline
-changes, or when the lease is lost. It then closes the open range, so that the next run starts a new
-one.
+The run does not depend on Dagster: it reports to an `Observer`, and returns a `RunOutcome`. It ends
+when there is nothing more to do (`progress`), and within seconds on request, when the desired state
+or the file of the pipeline changes, or when the lease is lost. It then closes the open range, so
+that the next run starts a new one. Its end is shielded from further signals, and its imports from
+any signal.
 
 What the run does while it holds the lease is in `leased_work`, which is imported then.
 """
@@ -27,14 +28,69 @@ from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.run.live import RunOutcome, interrupted_afterwards, uninterrupted
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
 
 if TYPE_CHECKING:
     from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from deltaforge_dagster.pipeline.health.health import HealthProblem
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The result of a run.
+
+    Attributes:
+        reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
+            `pipeline file changed`, `pipeline file removed`, `hold released`, `journal full`,
+            `lease lost`, `capture failed`, `interrupted`, or `held elsewhere`.
+        captured: Number of changes that the run has put into the journal, rows of snapshots
+            included.
+        delivered: Number of messages sent, by sink.
+        capture_error: Why capture failed or is failing, None if it works.
+        sink_errors: The last error of each failing sink.
+        behind: The number of missing segments of each sink that is behind.
+        sink_timeouts: How often each sink exceeded its deadline for a batch; without the sinks that
+            never did.
+        pauses: How often capture was paused because the journal was full.
+        paused: Why capture was paused at the end, None if it was not.
+        detached: Sinks that get nothing until they are attached again.
+        paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything
+            for them.
+        problems: What `deltaforge status` shows at the end of the run.
+    """
+
+    reason: str
+    captured: int = 0
+    segments: int = 0
+    ranges: int = 0
+    delivered: Mapping[str, int] = field(default_factory=dict)
+    capture_error: str | None = None
+    sink_errors: Mapping[str, str] = field(default_factory=dict)
+    behind: Mapping[str, int] = field(default_factory=dict)
+    sink_timeouts: Mapping[str, int] = field(default_factory=dict)
+    pauses: int = 0
+    paused: str | None = None
+    detached: tuple[str, ...] = ()
+    paused_sinks: tuple[str, ...] = ()
+    problems: tuple[HealthProblem, ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether this run ever held the lease."""
+        return self.reason != "held elsewhere"
 
 
 class LiveRun:
@@ -150,3 +206,48 @@ class LiveRun:
 
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Make Ctrl-C and SIGTERM ineffective in the block.
+
+    Whoever ends a run may repeat the signal until it is gone, and often two send one: a terminal or
+    supervisor, and the process that started the run. Outside of the main thread this does nothing,
+    because Python runs signal handlers only there.
+    """
+    with _handled_by(_already_ending):
+        yield
+
+
+@contextmanager
+def interrupted_afterwards() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the block has ended, which imports modules.
+
+    Python may keep its import lock when a signal handler raises an error amid an import. Then every
+    other thread that imports something waits for ever. Outside of the main thread this does
+    nothing.
+    """
+    received: list[int] = []
+    with _handled_by(lambda number, _frame: received.append(number)):
+        yield
+    if received:
+        signal.raise_signal(received[0])
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give both signals another handler in the block, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _already_ending(*_: object) -> None:
+    """Do nothing; unlike SIG_IGN, child processes do not inherit this."""

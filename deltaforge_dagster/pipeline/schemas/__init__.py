@@ -1,5 +1,5 @@
 """Table versions of a pipeline: registered with their first rows, approved, shown and compared.
 
-`registry` stores new versions, `approval` holds rows of unapproved ones, `diff` and `views` show
-them to people, and `live` compares them with the tables that the database has now.
+`approval` stores new versions and holds rows of unapproved ones, `views` shows versions and their
+differences to people, and `live` compares them with the tables that the database has now.
 """

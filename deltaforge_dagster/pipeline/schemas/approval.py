@@ -1,4 +1,4 @@
-"""Schema approval: hold the rows of tables whose new schema version has not been approved.
+"""Schema versions of a run: stored under its lease, their rows held until they are approved.
 
 With `engine.schemas.on_schema_change: pause_table`, a table is held from the first row of a version
 that waits for approval: this row and all later ones of the table become held events (`Waiting`,
@@ -26,8 +26,12 @@ import pyarrow.compute as pc
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.held_rows import full_names
+from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.schemas.views import changes_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes
+from deltaforge_dagster.state.schemas import TableHistory
+from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
 
 _Mask = npt.NDArray[np.bool_]
@@ -53,45 +57,6 @@ def unpacked(data: bytes) -> pa.RecordBatch:
     """Return the rows of `Waiting.data`."""
     with pa.ipc.open_stream(data) as stream:
         return stream.read_next_batch()
-
-
-@dataclass(slots=True)
-class _RowStream:
-    """The rows that pass, or the held rows of one table, with `tx_end` set within this stream."""
-
-    last: pa.RecordBatch | None = None
-
-    def accept(self, rows: pa.RecordBatch, chosen: _Mask, ends: _Mask) -> list[pa.RecordBatch]:
-        """Return the chosen rows with `tx_end` set; keep back one that may end its transaction.
-
-        Args:
-            rows: A batch in log order.
-            chosen: Which rows belong to this stream.
-            ends: Which rows end a transaction in the log.
-        """
-        # For each row the index of its transaction within the batch.
-        transaction: npt.NDArray[np.int64] = np.cumsum(ends) - ends
-        whole = int(np.count_nonzero(ends))
-        indexes = np.flatnonzero(chosen)
-        transactions: npt.NDArray[np.int64] = transaction[indexes]
-        batches = []
-        if self.last is not None and (whole or indexes.size):
-            goes_on = bool(transactions.size) and transactions[0] == 0
-            batches.append(_with_tx_end(self.last, np.array([not goes_on])))
-            self.last = None
-        if not indexes.size:
-            return batches
-        last_of_its_own = np.append(transactions[1:] != transactions[:-1], transactions[-1] < whole)
-        own_rows = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
-        if not last_of_its_own[-1]:
-            self.last = own_rows.slice(len(indexes) - 1)
-            own_rows = own_rows.slice(0, len(indexes) - 1)
-        return [*batches, own_rows] if own_rows.num_rows else batches
-
-    def end(self) -> list[pa.RecordBatch]:
-        """Return the row that was kept back, as the last one of its transaction."""
-        last, self.last = self.last, None
-        return [] if last is None else [_with_tx_end(last, np.array([True]))]
 
 
 @dataclass(slots=True)
@@ -190,6 +155,106 @@ class SchemaApproval:
         return chosen
 
 
+class FencedRegistry:
+    """A `sources.base.SourceNotes` that makes a version durable before any row refers to it.
+
+    Args:
+        store: The state store.
+        lease: The run's lease.
+        tenant: Tenant of the pipeline.
+        pauses: Whether new versions of known tables wait for approval (`engine.schemas`).
+
+    Attributes:
+        pending: Sequence numbers of the versions that wait for approval, each with the reason of
+            the hold.
+    """
+
+    def __init__(
+        self, store: StateStore, lease: HeldLease, tenant: str, *, pauses: bool = False
+    ) -> None:
+        self.pending: dict[int, str] = {}
+        self._store = store
+        self._lease = lease
+        self._tenant = tenant
+        self._pauses = pauses
+        self._noted_sequences: set[int] = set()
+        if pauses:
+            for history in store.schemas.histories(lease.pipeline):
+                self._note(history)
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Register the version of a table that is in force from `position`; return its stamp."""
+        return self._register(table, position, streamed=True)
+
+    def register_read(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Register the version with which a snapshot read a table.
+
+        Args:
+            table: The version.
+            position: Where the log has everything that the read saw.
+        """
+        return self._register(table, position, streamed=False)
+
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Record the table definitions that are in force from `position`."""
+        self._lease.write(lambda writer: writer.definitions.define(definitions, position.to_json()))
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Return the table definitions that are in force at `position`."""
+        return self._store.definitions.at(self._lease.pipeline, position)
+
+    def altered(self, table: TableSchema, changes: ColumnChanges, position: Position) -> None:
+        """Record what a statement at `position` does to the columns of a table."""
+        self._lease.write(
+            lambda writer: writer.schemas.alter(self._tenant, table, changes, position.to_json())
+        )
+
+    def note_fates(self, fates: Sequence[tuple[str, TableFate]]) -> None:
+        """Record what a statement does to tables, as far as the pipeline has rows of them."""
+        pipeline = self._lease.pipeline
+        captured = [history.name for history in self._store.schemas.histories(pipeline)]
+        noted = [
+            (table, fate)
+            for name, fate in fates
+            for table in captured
+            if table == name or (name.endswith(".*") and table.startswith(name[:-1]))
+        ]
+        if noted:
+            self._lease.guard()
+            self._store.gaps.note_fates(pipeline, noted)
+
+    def held(self) -> Mapping[str, str]:
+        """Return the tables whose undecoded events are held, each with the reason."""
+        return {
+            hold.subject: hold.reason
+            for hold in self._store.holds.read(self._lease.pipeline)
+            if hold.kind == "table" and hold.state != "journaled"
+        }
+
+    def _register(self, table: TableSchema, position: Position, *, streamed: bool) -> SchemaStamp:
+        stamp = self._lease.write(
+            lambda writer: writer.schemas.register(
+                self._tenant, table, position.to_json(), streamed=streamed, pause=self._pauses
+            )
+        )
+        if self._pauses and stamp.sequence not in self._noted_sequences:
+            self._note(self._store.schemas.history(self._lease.pipeline, table.full_name))
+        return stamp
+
+    def _note(self, history: TableHistory) -> None:
+        """Update the versions of a table that wait for approval."""
+        pipeline = self._lease.pipeline
+        for version in history.versions:
+            sequence = version.stamp.sequence
+            self._noted_sequences.add(sequence)
+            if sequence in history.pending:
+                changes = ", ".join(map(str, changes_of(history, version)))
+                self.pending[sequence] = (
+                    f"version {version.stamp.version} of the table ({changes}) waits for approval:"
+                    f" deltaforge hold approve {pipeline} {history.name}"
+                )
+
+
 class _RefusingRegistry:
     """A registry that refuses versions that wait for approval."""
 
@@ -223,6 +288,45 @@ class _RefusingRegistry:
     def held(self) -> Mapping[str, str]:
         """Return the tables that are held, decoded or not, each with the reason."""
         return {**self._registry.held(), **self._approval.kept}
+
+
+@dataclass(slots=True)
+class _RowStream:
+    """The rows that pass, or the held rows of one table, with `tx_end` set within this stream."""
+
+    last: pa.RecordBatch | None = None
+
+    def accept(self, rows: pa.RecordBatch, chosen: _Mask, ends: _Mask) -> list[pa.RecordBatch]:
+        """Return the chosen rows with `tx_end` set; keep back one that may end its transaction.
+
+        Args:
+            rows: A batch in log order.
+            chosen: Which rows belong to this stream.
+            ends: Which rows end a transaction in the log.
+        """
+        # For each row the index of its transaction within the batch.
+        transaction: npt.NDArray[np.int64] = np.cumsum(ends) - ends
+        whole = int(np.count_nonzero(ends))
+        indexes = np.flatnonzero(chosen)
+        transactions: npt.NDArray[np.int64] = transaction[indexes]
+        batches = []
+        if self.last is not None and (whole or indexes.size):
+            goes_on = bool(transactions.size) and transactions[0] == 0
+            batches.append(_with_tx_end(self.last, np.array([not goes_on])))
+            self.last = None
+        if not indexes.size:
+            return batches
+        last_of_its_own = np.append(transactions[1:] != transactions[:-1], transactions[-1] < whole)
+        own_rows = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
+        if not last_of_its_own[-1]:
+            self.last = own_rows.slice(len(indexes) - 1)
+            own_rows = own_rows.slice(0, len(indexes) - 1)
+        return [*batches, own_rows] if own_rows.num_rows else batches
+
+    def end(self) -> list[pa.RecordBatch]:
+        """Return the row that was kept back, as the last one of its transaction."""
+        last, self.last = self.last, None
+        return [] if last is None else [_with_tx_end(last, np.array([True]))]
 
 
 def _with_tx_end(rows: pa.RecordBatch, ends: _Mask) -> pa.RecordBatch:

@@ -1,17 +1,18 @@
 """Views of table versions: commands, the API and Dagster show the same JSON values.
 
-A table is named in full: `schema.table`, or `db.table` where the source has no schemas.
+A table is named in full: `schema.table`, or `db.table` where the source has no schemas. The
+differences between two versions of a table have one line each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import orjson
 
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
-from deltaforge_dagster.pipeline.schemas.views import SchemaDifference, changes_of, differences
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
@@ -210,6 +211,98 @@ def columns(schema: TableSchema) -> list[View]:
     return [_column(schema, column) for column in schema.columns]
 
 
+def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
+    """Return the full names of tables that have a version that waits for approval."""
+    held = [
+        hold.subject
+        for hold in store.holds.read(pipeline)
+        if hold.kind == SCHEMA and hold.state == "held"
+    ]
+    pending = [history.name for history in store.schemas.histories(pipeline) if history.pending]
+    return sorted({*held, *pending})
+
+
+def approve_everything(store: StateStore, pipeline: str) -> None:
+    """Approve all waiting versions of all tables."""
+    for table in waiting_tables(store, pipeline):
+        store.holds.approve_table(pipeline, table)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaDifference:
+    """A difference of one column or of the key.
+
+    `before` and `after` describe the column or key; None where it does not exist.
+    """
+
+    kind: Literal["added", "dropped", "changed", "moved", "key"]
+    name: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "added":
+                return f"+ {self.name} {self.after}"
+            case "dropped":
+                return f"- {self.name} {self.before}"
+            case "moved":
+                return f"~ {self.name}: column {self.before} -> {self.after}"
+            case "changed":
+                return f"~ {self.name}: {self.before} -> {self.after}"
+        return f"~ key: {self.before} -> {self.after}"
+
+
+def differences(
+    before: TableSchema, after: TableSchema, others: Collection[str] = ()
+) -> list[SchemaDifference]:
+    """Return the differences between two versions of a table.
+
+    Dropped columns come first, then other columns in the order of `after`, then the key.
+
+    Args:
+        before: The earlier version.
+        after: The later version.
+        others: Names that stand for different columns in the two versions.
+    """
+    old = {column.name: column for column in before.columns}
+    new = {column.name: column for column in after.columns}
+    deltas = [
+        SchemaDifference("dropped", name, _described(column), None)
+        for name, column in old.items()
+        if name not in new or name in others
+    ]
+    for name, column in new.items():
+        former = None if name in others else old.get(name)
+        if former is None:
+            deltas.append(SchemaDifference("added", name, None, _described(column)))
+        elif _described(former) != _described(column) or former.type_oid != column.type_oid:
+            deltas.append(SchemaDifference("changed", name, _described(former), _described(column)))
+    old_order = [name for name in old if name in new]
+    new_order = [name for name in new if name in old]
+    for name in old_order:
+        if old_order.index(name) != new_order.index(name):
+            ordinals = (str(columns[name].ordinal_position) for columns in (old, new))
+            deltas.append(SchemaDifference("moved", name, *ordinals))
+    if before.primary_key != after.primary_key:
+        deltas.append(SchemaDifference("key", "", _key(before), _key(after)))
+    return deltas
+
+
+def changes_of(history: TableHistory, version: SchemaVersion) -> list[SchemaDifference]:
+    """Return the differences between a version and the previous one; none for the first."""
+    before = history.before(version)
+    if before is None:
+        return []
+    identities = version.columns.identities
+    others = {
+        name
+        for name, identity in before.columns.identities.items()
+        if identities.get(name, identity) != identity
+    }
+    return differences(before.table, version.table, others)
+
+
 def _at(history: TableHistory, text: str) -> SchemaVersion | None:
     begin: Position = parse_position(history.versions[0].position)
     try:
@@ -255,18 +348,9 @@ def _column(schema: TableSchema, column: Column) -> View:
     }
 
 
-def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
-    """Return the full names of tables that have a version that waits for approval."""
-    held = [
-        hold.subject
-        for hold in store.holds.read(pipeline)
-        if hold.kind == SCHEMA and hold.state == "held"
-    ]
-    pending = [history.name for history in store.schemas.histories(pipeline) if history.pending]
-    return sorted({*held, *pending})
+def _described(column: Column) -> str:
+    return column.data_type + ("" if column.nullable else " not null")
 
 
-def approve_everything(store: StateStore, pipeline: str) -> None:
-    """Approve all waiting versions of all tables."""
-    for table in waiting_tables(store, pipeline):
-        store.holds.approve_table(pipeline, table)
+def _key(table: TableSchema) -> str:
+    return ", ".join(table.primary_key) or "none"

@@ -4,7 +4,7 @@ The rows of a chunk are appended to the journal at its end S, between two transa
 passed everything that the read could see (`ChunkRow.position`). Changes that the read saw are then
 before these rows in the journal, and later changes after them. Changes committed before S that the
 read could not see are in the journal already, so the chunk's rows that they touched are left out
-(`deduplicated_rows`). In a table without a key nothing identifies these rows: if such a table was
+(`chunk_rows`). In a table without a key nothing identifies these rows: if such a table was
 changed since, its chunk is read again.
 
 A segment of chunk rows starts and ends at S. It covers no part of the log, like a released hold.

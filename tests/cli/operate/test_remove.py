@@ -18,7 +18,7 @@ from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.cli.operate import remove
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.pipeline.control import reset_pipeline
+from deltaforge_dagster.pipeline.control import user_requests
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_log
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.health.health import note_tick
@@ -153,8 +153,8 @@ def test_a_run_that_does_not_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is dropped while a run reads, however long one waits for its end."""
-    impatient = functools.partial(reset_pipeline.end_run, seconds=0.0)
-    monkeypatch.setattr(reset_pipeline, "end_run", impatient)
+    impatient = functools.partial(user_requests.end_run, seconds=0.0)
+    monkeypatch.setattr(user_requests, "end_run", impatient)
     with PostgresBench(postgres_dsn) as bench:
         added(FILE.format(dsn=bench.dsn, slot=bench.slot)).unlink()
         lease = store.leases.acquire("orders", "busy", 60)

@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.pipeline.control.user_requests import request_end
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.owners import claim, conflicts, rivalries
+from deltaforge_dagster.pipeline.control.user_requests import request_end
 from deltaforge_dagster.pipeline.control.work import NoWork, find_work, register
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import PlayedSource

@@ -45,7 +45,7 @@ from deltaforge_dagster.pipeline.health.health import (
     source_answers,
 )
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
-from deltaforge_dagster.pipeline.run import capture_watch
+from deltaforge_dagster.pipeline.run import leased_work
 from deltaforge_dagster.pipeline.run.leased_work import CaptureWatch
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
@@ -72,7 +72,7 @@ def loaded(tmp_path: Path, sqlite_store: StateStore) -> LoadedPipeline:
 @pytest.fixture
 def watch(sqlite_store: StateStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], CaptureWatch]:
     """Make watches for which no trouble is brief."""
-    monkeypatch.setattr(capture_watch, "_BRIEF_SECONDS", 0.0)
+    monkeypatch.setattr(leased_work, "_BRIEF_SECONDS", 0.0)
     return lambda: CaptureWatch(sqlite_store, NAME)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaforge_dagster.pipeline.control.closed_ranges import pending
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed, SensingDisabled
+from deltaforge_dagster.pipeline.control.closed_ranges import pending
 from deltaforge_dagster.pipeline.sensing import views
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.sensed import documents, pipeline, sense

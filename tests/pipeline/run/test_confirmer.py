@@ -13,7 +13,7 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture
-from deltaforge_dagster.pipeline.run import confirm_policy
+from deltaforge_dagster.pipeline.run import confirmer
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.positions import Position
@@ -92,8 +92,8 @@ def confirming(
     sqlite_store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Confirming]]:
     """Make a pipeline with these fields of `engine.journal`; it decides whenever it is asked."""
-    monkeypatch.setattr(confirm_policy, "_DECIDE_SECONDS", 0.0)
-    monkeypatch.setattr(confirm_policy, "_CAUGHT_UP_SECONDS", 0.0)
+    monkeypatch.setattr(confirmer, "_DECIDE_SECONDS", 0.0)
+    monkeypatch.setattr(confirmer, "_CAUGHT_UP_SECONDS", 0.0)
     made: list[Confirming] = []
 
     def make(journal: str) -> Confirming:
@@ -156,7 +156,7 @@ def test_it_does_not_go_back_and_forth(
     confirming: Callable[[str], Confirming], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a burst of writes, sinks are only seconds behind when it begins: it ends once the server has freed the log."""
-    monkeypatch.setattr(confirm_policy, "_CAUGHT_UP_SECONDS", 1000.0)
+    monkeypatch.setattr(confirmer, "_CAUGHT_UP_SECONDS", 1000.0)
     pipeline = confirming(DURABLE)
     for _ in range(3):
         assert pipeline.confirmed(TOO_MUCH) == position(3)

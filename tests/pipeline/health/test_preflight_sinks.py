@@ -19,12 +19,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 from deltaforge_dagster.installation.process import free_port
-from deltaforge_dagster.pipeline.health.preflight import preflight
 from pydantic import TypeAdapter
 
 from deltaforge_dagster.config.model import Sink
 from deltaforge_dagster.config.sinks import SinkBlock
+<<<<<<< f3a8b190db69531af7926cd11e2425ee240162cc:tests/pipeline/health/test_sink_preflight.py
 from deltaforge_dagster.sinks import registry as of_all
+=======
+from deltaforge_dagster.pipeline.health.preflight import preflight_sinks
+from deltaforge_dagster.sinks import preflight as of_all
+>>>>>>> 3937f3075cb1b143400f36a16036e74b8d01c241:tests/pipeline/health/test_preflight_sinks.py
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka import preflight as of_kafka
 from deltaforge_dagster.sinks.nats.stream import USER_INFO
@@ -56,7 +60,9 @@ def declared(kind: str, **config: Any) -> SinkBlock:
 def preflight_of(kind: str, **config: Any) -> list[Finding]:
     """Return what is found at one sink."""
     one = declared(kind, **config)
-    found = preflight([one], SinkContext("shop", brief=True), {"out": [one.config.destination]})
+    found = preflight_sinks(
+        [one], SinkContext("shop", brief=True), {"out": [one.config.destination]}
+    )
     assert {one.subject for one in found} == {"sink out"}
     return found
 
@@ -168,7 +174,7 @@ def test_whoever_sends_exactly_once_goes_on(kafka_server: KafkaServer, kafka_top
     sink.position()
     sink.send(messages([(kafka_topic, "{}")], origin=ORIGIN), allow)
 
-    found = preflight(
+    found = preflight_sinks(
         [declared("kafka", **config)], SinkContext(pipeline, brief=True), {"out": [kafka_topic]}
     )
     sink.send(messages([(kafka_topic, "{}")], first=1, origin=ORIGIN), allow)
@@ -291,7 +297,7 @@ def test_servers_that_are_not_there() -> None:
         declared("redis", uri="redis://me:geheim@127.0.0.1:1", stream="s"),
         declared("nats", url="nats://geheim@127.0.0.1:1", subject="s"),
     ]
-    found = preflight(given, SinkContext("shop", brief=True), {"out": ["s"]})
+    found = preflight_sinks(given, SinkContext("shop", brief=True), {"out": ["s"]})
 
     assert levels(found) == ["error", "error"]
     assert "redis" in found[0].text
@@ -333,7 +339,7 @@ def test_a_private_server_of_a_posted_pipeline(http_server: HttpServer) -> None:
     one = declared("http", url=http_server.url)
     context = SinkContext("shop", brief=True, posted=True)
 
-    (found,) = preflight([one], context, {"out": [http_server.url]})
+    (found,) = preflight_sinks([one], context, {"out": [http_server.url]})
 
     assert found.level == "error"
     assert "allow_private: true" in found.text

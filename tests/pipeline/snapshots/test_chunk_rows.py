@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, deduplicated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, deduplicated
 from tests.chance import examples
 from tests.journal.changes import batch, change
 

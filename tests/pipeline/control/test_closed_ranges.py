@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, pending
-
 from deltaforge_dagster.state.records import Processed
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, held

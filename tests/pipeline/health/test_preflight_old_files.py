@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltaforge_dagster.pipeline.health.preflight import int96_findings
 from sqlalchemy import insert
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.pipeline.health.preflight import int96_findings
 from deltaforge_dagster.state.database.tables import lake_writes
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import Lease

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltaforge_dagster.pipeline.health.preflight import preflight
-
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.pipeline.health.preflight import preflight_source
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.store import StateStore
@@ -45,7 +44,7 @@ def pipeline(folder: Path, snapshot: str = "", engine: str = "{}") -> LoadedPipe
 
 def to_come(store: StateStore | None, loaded: LoadedPipeline) -> bool:
     """Say what the source was told."""
-    (found,) = preflight(Asked([]), store, loaded)
+    (found,) = preflight_source(Asked([]), store, loaded)
     return found.text == "True"
 
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from deltaforge_dagster.pipeline.run.progress import RunEnd
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
+from deltaforge_dagster.pipeline.run.progress import RunEnd
 from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore

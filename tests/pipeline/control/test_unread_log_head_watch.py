@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from deltaforge_dagster.errors import SourceUnavailable
-from deltaforge_dagster.pipeline.control import head_watch
+from deltaforge_dagster.pipeline.control import unread_log
 from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
@@ -120,7 +120,7 @@ def test_a_busy_table_beside_hides_no_change(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While others write, looks find nothing; then a change of ours ends the watch."""
-    monkeypatch.setattr(head_watch, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(unread_log, "_PAUSE_SECONDS", 0.0)
     with PostgresBench(postgres_dsn) as bench, ThreadPoolExecutor(1) as pool:
         start = bench.source().ensure_start()
         told = Told(bench)
@@ -141,7 +141,7 @@ def test_looks_that_find_nothing_have_pauses(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the log grows, it is not decoded again before the pause is over."""
-    monkeypatch.setattr(head_watch, "_PAUSE_SECONDS", LONG)
+    monkeypatch.setattr(unread_log, "_PAUSE_SECONDS", LONG)
     with PostgresBench(postgres_dsn) as bench, ThreadPoolExecutor(1) as pool:
         start = bench.source().ensure_start()
         told = Told(bench)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.pipeline.health.preflight import confirm_findings, durability_gaps
 
 from deltaforge_dagster.config.engine import JournalLimits
 from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.health.preflight import confirm_findings, durability_gaps
 from tests.pipeline.control.test_catalog import FILE
 
 SQLITE, POSTGRES = "sqlite:////data/state.db", "postgresql+psycopg://u:***@h/d"

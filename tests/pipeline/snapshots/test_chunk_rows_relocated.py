@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.pipeline.snapshots.chunk_rows import (
     MAX_ROUNDS,
     RelocatedRows,
     plan_relocated_rows,
 )
-
-from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkKind
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, SnapshotRow, StagedChunk
 from deltaforge_dagster.state.store import StateStore

@@ -1,4 +1,4 @@
-"""Decide when a run ends by itself.
+"""What a run makes of its progress: when it ends by itself, and what it logs once a minute.
 
 A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
 `run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must
@@ -8,19 +8,30 @@ next attempt is near (`backoff.RetryPatience`). After `run.max_seconds`, a sink 
 finishes the commit that it has begun, and changes that wait for the next commit are left to the
 next run; before that, such changes keep a run from being idle. If the source cannot be read, or the
 journal cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
+
+The line of each minute (`RunSummary`) says how much the run did, how fast, and how far sinks are
+behind.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import dataclass
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.committed import sink_lag_seconds
 from deltaforge_dagster.pipeline.control.journal_space import BackPressure
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+EVERY_SECONDS = 60.0
 
 
 class RunEnd:
@@ -62,7 +73,7 @@ class RunEnd:
         self._quiet_since = 0.0
 
     def reason(self) -> str | None:
-        """Return why the run should end now (see `outcome.RunOutcome`), None if it should continue.
+        """Return why the run should end now (see `live.RunOutcome`), None if it should continue.
 
         Raises:
             StoreUnavailable: The store cannot be read; call again.
@@ -180,3 +191,89 @@ class RunEnd:
         assert pipeline is not None
         waiting = self._deliverers.behind(pipeline).keys() | self._deliverers.redriving
         return waiting <= self._deliverers.stuck(pipeline)
+
+
+class RunSummary:
+    """Logs what happened since the last line, if anything did.
+
+    Args:
+        store: The state store.
+        pipeline: Name of the pipeline.
+        deliverers: The run's deliverers.
+        seconds: Seconds between two lines.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        pipeline: str,
+        deliverers: DelivererSet,
+        *,
+        seconds: float = EVERY_SECONDS,
+    ) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._deliverers = deliverers
+        self._seconds = seconds
+        self._reported_at = time.monotonic()
+        self._reported = _RunCounts(0, 0, {})
+
+    def poll(self, capture: Capture | None) -> None:
+        """Write the line if it is due."""
+        if time.monotonic() - self._reported_at >= self._seconds:
+            self.report(capture)
+
+    def report(self, capture: Capture | None) -> None:
+        """Write the line now, unless nothing has happened."""
+        now = time.monotonic()
+        seconds, self._reported_at = max(now - self._reported_at, 0.001), now
+        before = self._reported
+        rows, segments = (0, 0) if capture is None else (capture.rows, capture.segments)
+        self._reported = counts = _RunCounts(rows, segments, self._deliverers.sent)
+        events, batches = counts.rows - before.rows, counts.segments - before.segments
+        sent = {sink: count - before.sent.get(sink, 0) for sink, count in counts.sent.items()}
+        lag = self._lag()
+        if not (events or any(sent.values()) or any(lag.values())):
+            return
+        latencies = self._deliverers.latencies
+        sinks = {
+            sink: {
+                "events": count,
+                "events_per_second": round(count / seconds, 1),
+                "lag_seconds": round(lag.get(sink, 0.0), 1),
+                **latencies.get(sink, {}),
+            }
+            for sink, count in sorted(sent.items())
+        }
+        logger.info(
+            "captured %s changes in %s segments (%.0f/s)",
+            events,
+            batches,
+            events / seconds,
+            extra={
+                "fields": {
+                    "events": events,
+                    "batches": batches,
+                    "average_batch": round(events / batches, 1) if batches else 0,
+                    "events_per_second": round(events / seconds, 1),
+                    "sinks": sinks,
+                }
+            },
+        )
+
+    def _lag(self) -> dict[str, float]:
+        row = self._store.pipelines.get(self._pipeline)
+        if row is None:
+            return {}
+        now = self._store.now()
+        return {
+            sink: sink_lag_seconds(self._store, row, checkpoint, now)
+            for sink, checkpoint in self._store.checkpoints.read(self._pipeline).items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _RunCounts:
+    rows: int
+    segments: int
+    sent: dict[str, int]
