@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
-from deltaforge_dagster.config.processors.processors import OutboxProcessor
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.processors import OutboxProcessor
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.pipeline.committed import lacking_bytes, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.sensing.views import classifications, schemas

@@ -24,7 +24,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import Metadata
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sinks import MessageSinkConfig, SinkBlock
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts
 from deltaforge_dagster.pipeline.control.publication import CHANGES

@@ -12,7 +12,7 @@ import dagster as dg
 from deltaforge_dagster.assets.names import source_table_key
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import Spec
-from deltaforge_dagster.config.processors.processors import FilterProcessor, SqlProcessor
+from deltaforge_dagster.config.processors import FilterProcessor, SqlProcessor
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import MASK, ColumnRules

@@ -17,7 +17,7 @@ from deltaforge_dagster.assets.names import (
     maintenance_key,
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.plural import pluralize

@@ -116,7 +116,7 @@ class Block(BaseModel):
     """One block of the file. Unknown fields are errors here; `load` turns them into warnings.
 
     The docstring below a field is its description for users, in Markdown: the JSON Schema
-    (`schema`) and the reference of all fields (`reference`) are generated from it.
+    and the reference of all fields (`file.schema`) are generated from it.
 
     Pydantic builds a model's validator when it is first needed (`defer_build`), because most models
     are only validated as parts of other models.

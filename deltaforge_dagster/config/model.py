@@ -16,16 +16,15 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
-from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
-from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.engine import Engine, SegmentLimits
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.config.secrets import secret_values
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
-from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.base import SourceBlock
-from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
+from deltaforge_dagster.config.sinks import SinkBlock
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sinks.registry import sink_blocks
 from deltaforge_dagster.sources.registry import (
@@ -134,6 +133,55 @@ class DeadLetters(Block):
     """
     dlq: DeadLetterQueue = DeadLetterQueue()
     """The pipeline's queue, shared by all of its sinks."""
+
+
+Number = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+
+class Storage(Block):
+    """Where DeltaForge keeps its state; here `DELTAFORGE_STATE_URL` decides, for all pipelines."""
+
+    backend: Literal["sqlite", "memory", "postgres"] = "sqlite"
+    """Not used."""
+    path: Text = "./data/deltaforge.db"
+    """Not used."""
+    dsn: SecretStr | None = None
+    """Not used."""
+
+    @model_validator(mode="after")
+    def _check_dsn(self) -> Storage:
+        if self.backend == "postgres" and self.dsn is None:
+            raise ValueError("backend postgres needs `dsn`")
+        return self
+
+
+class Sharding(Block):
+    """A hint for dividing work; not used."""
+
+    mode: Text
+    """Not used."""
+    count: Number | None = None
+    """Not used."""
+    key: Text | None = None
+    """Not used."""
+
+
+class ConnectionLimits(Block):
+    """Limits on connections; not used."""
+
+    max_dedicated_per_source: Number | None = None
+    """Not used."""
+
+
+class ConnectionPolicy(Block):
+    """How to connect to sources; not used."""
+
+    default_mode: Text | None = None
+    """Not used."""
+    preferred_replica: Text | None = None
+    """Not used."""
+    limits: ConnectionLimits | None = None
+    """Not used."""
 
 
 class Spec(Block):

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from deltaforge_dagster.config.blocks import resolved
 from deltaforge_dagster.config.owned import server_place
-from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.config.secrets import check_encoded
 from deltaforge_dagster.errors import SpecError
 
 DSN_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}

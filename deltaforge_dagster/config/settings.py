@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.config.secrets import check_encoded
 from deltaforge_dagster.errors import SettingsError, SpecError
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.processors import processors as config
+from deltaforge_dagster.config import processors as config
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor
 from deltaforge_dagster.processors.code import chain_hash

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from deltaforge_dagster.config.processors import processors as config
+from deltaforge_dagster.config import processors as config
 from deltaforge_dagster.processors.python.modules import source_hash
 
 

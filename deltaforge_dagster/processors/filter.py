@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.config.processors.processors import FilterProcessor, Predicate
+from deltaforge_dagster.config.processors import FilterProcessor, Predicate
 from deltaforge_dagster.kernels.message_text import Mask
 from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.processors.exact_json import Json, Number, as_json, loads

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.processors.processors import FlattenProcessor
+from deltaforge_dagster.config.processors import FlattenProcessor
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.processors.exact_json import Json, dumps, loads
 

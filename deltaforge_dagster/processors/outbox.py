@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.config.processors.processors import OutboxProcessor
+from deltaforge_dagster.config.processors import OutboxProcessor
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.kernels.runtime import Longs

@@ -14,7 +14,7 @@ from collections import Counter
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from deltaforge_dagster.config.processors.processors import CustomProcessor, processor_types
+from deltaforge_dagster.config.processors import CustomProcessor, processor_types
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor
 from deltaforge_dagster.processors.checks import checked

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import orjson
 
-from deltaforge_dagster.config.engine.alerts import AlertHook
+from deltaforge_dagster.config.engine import AlertHook
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore

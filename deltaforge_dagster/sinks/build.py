@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, sink_types

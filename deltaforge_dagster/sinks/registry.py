@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from deltaforge_dagster.config.engine.engine import RunLimits
+from deltaforge_dagster.config.engine import RunLimits
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock, SinkConfig
+from deltaforge_dagster.config.sinks import MessageSinkConfig, SinkBlock, SinkConfig
 from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from deltaforge_dagster.config.engine.engine import Engine, ValueOptions
+from deltaforge_dagster.config.engine import Engine, ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource
-from deltaforge_dagster.config.sources.base import DECLARED, SourceBlock, SourceConfig
+from deltaforge_dagster.config.sources import DECLARED, SourceBlock, SourceConfig
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.positions import Position

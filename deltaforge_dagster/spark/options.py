@@ -21,9 +21,9 @@ from pydantic import ValidationError
 
 from deltaforge_dagster.config.blocks import NAME
 from deltaforge_dagster.config.env import expand
-from deltaforge_dagster.config.file.sentences import sentence
+from deltaforge_dagster.config.file.validation import sentence
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig
+from deltaforge_dagster.config.sinks import MessageSinkConfig
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Sink

@@ -18,8 +18,7 @@ from typing import Any
 
 import psycopg
 
-from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.config.secrets import check_encoded, mask
 from deltaforge_dagster.errors import SettingsError, SpecError, StoreUnavailable
 
 _QUERIES = (

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.engine import Engine
+from deltaforge_dagster.config.engine import Engine
 from deltaforge_dagster.sources.registry import SourceType
 from deltaforge_dagster.sources.rows.columns import TRUNCATE, ColumnRules
 from deltaforge_dagster.sources.value_types import (

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from deltaforge_dagster.config.engine.engine import Engine
+from deltaforge_dagster.config.engine import Engine
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql import warm as mysql

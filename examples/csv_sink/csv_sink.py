@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from deltaforge_dagster.config.blocks import TemplateText
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig
+from deltaforge_dagster.config.sinks import MessageSinkConfig
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext
 from deltaforge_dagster.sources.findings import Finding

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.blocks import Text
-from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig
+from deltaforge_dagster.config.sources import OnSchemaDrift, SourceConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,

@@ -11,15 +11,15 @@ import pytest
 from pydantic import BaseModel
 
 from deltaforge_dagster.config.model import Batch, CommitPolicy, DeadLetters, Metadata, PipelineSpec
-from deltaforge_dagster.config.processors.processors import (
+from deltaforge_dagster.config.processors import (
     FilterProcessor,
     FlattenProcessor,
     JavascriptProcessor,
     OutboxProcessor,
 )
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
-from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sinks import AvroEncoding
+from deltaforge_dagster.config.sources import Snapshot
 from deltaforge_dagster.sinks.clickhouse.config import ClickhouseSinkConfig, ClickhouseTls
 from deltaforge_dagster.sinks.http.config import HttpSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig

@@ -7,8 +7,8 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.postgres_dsn import postgres_dsn
+from deltaforge_dagster.config.secrets import check_encoded
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
 from deltaforge_dagster.sources.mysql.config import mysql_dsn
 from deltaforge_dagster.state.legacy_storage import read_storage

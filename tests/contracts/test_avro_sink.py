@@ -10,7 +10,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.kernels.avro_bytes import varint
 from deltaforge_dagster.sinks.base import (
     AVRO_MESSAGES,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 from sqlalchemy import update
 
-from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions

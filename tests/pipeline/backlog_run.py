@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.pipeline.capture import backlog
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.capturing import CapturingBench, Stage
 from tests.sources.mysql.bench import MysqlBench

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.processors.chain import Chain, ChainSpec, identified
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from tests.processors.rows import Row, batch, row

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from deltaforge_dagster.config.processors.processors import FilterProcessor
+from deltaforge_dagster.config.processors import FilterProcessor
 from deltaforge_dagster.processors.filter import Filter
 from tests.processors.rows import Row, batch, row
 

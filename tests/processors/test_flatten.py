@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.processors.processors import FlattenProcessor
+from deltaforge_dagster.config.processors import FlattenProcessor
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.processors.flatten import Flatten
 from tests.processors.rows import batch, images, row

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.config.processors.processors import OutboxProcessor
+from deltaforge_dagster.config.processors import OutboxProcessor
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 from deltaforge_dagster.processors.outbox import Outbox

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
 from deltaforge_dagster.processors.messages.envelope import EventOrigin

@@ -14,7 +14,7 @@ import pytest
 
 import deltaforge_dagster
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_document
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks import SinkConfig
 from deltaforge_dagster.sinks import registry
 from deltaforge_dagster.sinks.kafka.sink_type import KAFKA
 from deltaforge_dagster.sinks.lake.config import DeltaSinkConfig

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 
 SALT = "sixteen or more characters"

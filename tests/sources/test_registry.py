@@ -15,7 +15,7 @@ import pytest
 
 import deltaforge_dagster
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_document
-from deltaforge_dagster.config.sources.base import SourceConfig
+from deltaforge_dagster.config.sources import SourceConfig
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources import registry
 from deltaforge_dagster.sources.mysql.source_type import MYSQL

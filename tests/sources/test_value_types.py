@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.value_types import TEXT, decimal, parse_value_type
 from deltaforge_dagster.tables import Column

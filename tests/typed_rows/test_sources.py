@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.engine.engine import Engine, ValueOptions
+from deltaforge_dagster.config.engine import Engine, ValueOptions
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.config.sinks.base import SinkConfig
-from deltaforge_dagster.config.sources.base import SourceBlock
+from deltaforge_dagster.config.sinks import SinkConfig
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.sources.registry import source_types
 

@@ -19,8 +19,8 @@ from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.base import SourceBlock
+from deltaforge_dagster.config.sinks import SinkBlock
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.pipeline.control.code_versions import CodeParts, code_parts
 from deltaforge_dagster.pipeline.control.publication import CHANGES

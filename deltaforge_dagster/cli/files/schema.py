@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deltaforge_dagster.config.file.reference import reference
-from deltaforge_dagster.config.file.schema import pipeline_schema
+from deltaforge_dagster.config.file.schema import pipeline_schema, reference
 
 
 def schema(

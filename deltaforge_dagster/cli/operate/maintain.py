@@ -12,7 +12,7 @@ from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.output import show_grid
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.errors import NotAllowed, TableRejected
 from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.resources.platform import Platform

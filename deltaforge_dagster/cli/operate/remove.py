@@ -22,7 +22,7 @@ from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.sources.base import SourceBlock
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control import reset_pipeline

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.capture.backlog_job import (

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture.holds import kind_of
 from deltaforge_dagster.pipeline.control.unread_log import ReadAhead

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from deltaforge_dagster.config.engine.engine import RangeLimits
+from deltaforge_dagster.config.engine import RangeLimits
 from deltaforge_dagster.journal.hashing import range_hash
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.failpoints import failpoint

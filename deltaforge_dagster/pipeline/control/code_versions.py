@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.base import SourceBlock
+from deltaforge_dagster.config.sinks import SinkBlock
+from deltaforge_dagster.config.sources import SourceBlock
 from deltaforge_dagster.processors.code import chain_hash, code_of
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types

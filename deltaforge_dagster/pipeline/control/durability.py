@@ -5,7 +5,7 @@ Both must survive: the journal's files, and the state store that describes them.
 
 from __future__ import annotations
 
-from deltaforge_dagster.config.engine.engine import JournalLimits
+from deltaforge_dagster.config.engine import JournalLimits
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import source_types

@@ -18,8 +18,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from deltaforge_dagster.config.file.document import variables_of
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.file.variables import variables_of
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import AuthFailed, DeltaforgeError
 from deltaforge_dagster.state.database.primitives import Kv

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer

@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import (
+from deltaforge_dagster.config.sinks import (
+    AvroEncoding,
     CloudEventsEnvelope,
     DebeziumEnvelope,
     Envelope,
     MessageSinkConfig,
     SinkFilter,
 )
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import FRAME

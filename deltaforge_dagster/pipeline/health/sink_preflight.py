@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, SinkBlock
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sinks.registry import SinkContext, sink_types
 from deltaforge_dagster.sinks.schema_registry import preflight as schema_registry

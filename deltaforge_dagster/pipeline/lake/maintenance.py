@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.lake.figures import FigureReader
 from deltaforge_dagster.pipeline.lake.pending import pending_writer

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SparkUnavailable
 from deltaforge_dagster.pipeline.process.expressions import (
     SqlQuery,

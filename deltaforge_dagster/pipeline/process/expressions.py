@@ -35,7 +35,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_client import functions as sql

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.kernels.compiler import cache_folder
 from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.pipeline.tables import keys

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal

@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sources import Snapshot
 from deltaforge_dagster.errors import (
     NotAllowed,
     Retryable,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sources.registry import SourceType
 from deltaforge_dagster.sources.value_types import MAX_DIGITS, ValueType, list_of

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.base import SinkFilter
+from deltaforge_dagster.config.sinks import SinkFilter
 from deltaforge_dagster.errors import SparkUnavailable, TableRejected
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.processors.processors import PythonProcessor
+from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.python.function import UserFunction
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.processors.processors import PythonProcessor
+from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.processors.python.modules import line_in, loaded, source_hash

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.processors.processors import PythonProcessor
+from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.processors.checks import checked
 from deltaforge_dagster.processors.python.child import FunctionInChild
 from deltaforge_dagster.processors.python.function import GIVEN, KINDS, UserFunction

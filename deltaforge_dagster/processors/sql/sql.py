@@ -18,8 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.processors.expressions import words
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.processors.sql.json_values import json_texts
 from deltaforge_dagster.processors.sql.spliced_fields import with_field, without_field
@@ -40,7 +39,7 @@ def columns_read(config: SqlProcessor | None) -> tuple[str, ...]:
     """Return the columns of the frame that the expressions may read; none without a processor."""
     if config is None:
         return ()
-    named = set().union(*map(words, config.computed.values()))
+    named = set().union(*map(expression_words, config.computed.values()))
     return tuple(column for column in READABLE if column in named)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaforge_dagster.config.blocks import TemplateText
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig
+from deltaforge_dagster.config.sinks import MessageSinkConfig
 
 
 class FileSinkConfig(MessageSinkConfig):

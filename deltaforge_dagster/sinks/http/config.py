@@ -18,8 +18,7 @@ from deltaforge_dagster.config.blocks import (
     Text,
     template,
 )
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig
 from deltaforge_dagster.config.templates import compile_template
 
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - the token of RFC 9110

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deltaforge_dagster.config.sinks.base import CloudEventsEnvelope
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding, CloudEventsEnvelope
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.http.config import HttpSinkConfig, HttpTls
 from deltaforge_dagster.sinks.preflight import connect_seconds, not_known

@@ -22,7 +22,7 @@ from deltaforge_dagster.config.blocks import (
     environment_filled,
 )
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig
+from deltaforge_dagster.config.sinks import MessageSinkConfig
 from deltaforge_dagster.config.templates import compile_template
 
 _BROKER = re.compile(

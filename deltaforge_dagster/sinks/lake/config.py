@@ -26,7 +26,7 @@ from deltaforge_dagster.config.blocks import (
     Text,
     environment_filled,
 )
-from deltaforge_dagster.config.engine.engine import cron_problem
+from deltaforge_dagster.config.engine import cron_problem
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.sinks.tables.config import (
     Columns,

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, SecretStr, field_serializer, field_validato
 
 from deltaforge_dagster.config.blocks import FilledSecret, Seconds, TemplateText, Text, resolved
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, check_address
+from deltaforge_dagster.config.sinks import MessageSinkConfig, check_address
 from deltaforge_dagster.config.templates import compile_template
 
 

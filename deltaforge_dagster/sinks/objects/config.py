@@ -26,7 +26,7 @@ from deltaforge_dagster.config.blocks import (
     environment_filled,
 )
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sinks.base import check_address
+from deltaforge_dagster.config.sinks import check_address
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError, TableRejected
 from deltaforge_dagster.sinks.tables.config import CommitWhen, StagedSinkConfig, may_be_folder

@@ -9,7 +9,7 @@ from pydantic import SecretStr, field_serializer, field_validator
 
 from deltaforge_dagster.config.blocks import Seconds, TemplateText, resolved
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig, check_address
+from deltaforge_dagster.config.sinks import MessageSinkConfig, check_address
 
 _REDIS_SCHEMES = frozenset(
     ["unix", *(f"redis{tls}+{kind}" for tls in ("", "s") for kind in ("sentinel", "cluster"))]

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import httpx
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.errors import (
     AuthFailed,
     DeltaforgeError,

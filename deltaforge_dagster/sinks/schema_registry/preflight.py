@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient

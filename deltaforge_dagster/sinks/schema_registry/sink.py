@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.kernels.avro_bytes import put_schema_ids
 from deltaforge_dagster.kernels.message_text import layout
 from deltaforge_dagster.sinks.base import (

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from deltaforge_dagster.config.blocks import Block, Count, Seconds, TemplateText, Text
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks import SinkConfig
 from deltaforge_dagster.config.templates import Variable, compile_template
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.sources.value_types import ValueType, parse_value_type

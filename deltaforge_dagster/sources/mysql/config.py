@@ -17,10 +17,8 @@ from pydantic import (
 
 from deltaforge_dagster.config.blocks import Block, Text, resolved
 from deltaforge_dagster.config.globs import overlap, table_parts
-from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig, TablePattern
-from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.config.urls import NOT_ENCODED, check_encoded
+from deltaforge_dagster.config.secrets import NOT_ENCODED, check_encoded, mask
+from deltaforge_dagster.config.sources import OnSchemaDrift, Snapshot, SourceConfig, TablePattern
 from deltaforge_dagster.errors import SpecError
 
 

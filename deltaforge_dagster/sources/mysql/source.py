@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (

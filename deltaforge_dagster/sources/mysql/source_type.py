@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource, server_place
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig, mysql_dsn

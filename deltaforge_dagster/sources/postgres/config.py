@@ -17,8 +17,7 @@ from pydantic import (
 from deltaforge_dagster.config.blocks import Block, Text
 from deltaforge_dagster.config.postgres_dsn import checked_dsn
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig, TablePattern
-from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sources import OnSchemaDrift, Snapshot, SourceConfig, TablePattern
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.postgres.position import parse_lsn
 

@@ -17,8 +17,8 @@ from contextlib import closing
 import psycopg
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import (
     CorruptLog,

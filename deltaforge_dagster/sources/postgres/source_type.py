@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.config.postgres_dsn import postgres_dsn, postgres_place
 from deltaforge_dagster.config.secrets import MASK

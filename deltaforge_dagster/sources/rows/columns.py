@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.findings import Finding, listed
 from deltaforge_dagster.sources.tables import NamePattern, TablePatterns

@@ -11,8 +11,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, SecretStr, field_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Text, resolved
-from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig
-from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sources import OnSchemaDrift, Snapshot, SourceConfig
 from deltaforge_dagster.errors import SpecError
 
 _TABLE_PATTERN = re.compile(r"[^.*%]+[*%]?|[*%]")

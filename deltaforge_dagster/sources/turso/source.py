@@ -16,7 +16,7 @@ from typing import TypeVar
 import orjson
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,

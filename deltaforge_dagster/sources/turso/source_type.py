@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.config.owned import OwnedResource
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType

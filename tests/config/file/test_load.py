@@ -9,8 +9,8 @@ from deltaforge_dagster.config.file.load import (
     LoadedPipeline,
     load_pipeline,
     load_pipelines,
+    load_processors,
 )
-from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.file.config import FileSinkConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig

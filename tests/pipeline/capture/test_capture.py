@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff

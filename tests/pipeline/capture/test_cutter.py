@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture import cutter as cutter_module

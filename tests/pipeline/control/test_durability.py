@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.engine.engine import JournalLimits
+from deltaforge_dagster.config.engine import JournalLimits
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.pipeline.control.durability import confirm_findings, durability_gaps
 from tests.pipeline.control.test_catalog import FILE

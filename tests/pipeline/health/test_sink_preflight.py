@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from pydantic import TypeAdapter
 
 from deltaforge_dagster.config.model import Sink
-from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.pipeline.health.sink_preflight import preflight
 from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks import preflight as of_all

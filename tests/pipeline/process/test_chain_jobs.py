@@ -16,7 +16,7 @@ import pytest
 from pydantic import TypeAdapter
 from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.config.processors.processors import Processor
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.frame import FRAME, PROCESSED
 from deltaforge_dagster.journal.files import Journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.errors import TableRejected
 from deltaforge_dagster.pipeline.tables.columns import keeps_values, union, wider
 from deltaforge_dagster.sinks.tables.writer import check_names

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.config.processors.processors import PythonProcessor
+from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
 from deltaforge_dagster.processors.code import code_of

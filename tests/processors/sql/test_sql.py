@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.processors.sql.sql import Sql, columns_read
 from tests.chance import examples
 from tests.processors import rows as frames

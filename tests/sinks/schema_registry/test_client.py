@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.errors import (
     AuthFailed,
     DeltaforgeError,

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.testing.sources import take, whole

@@ -10,7 +10,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import conninfo, sql
 
-from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource

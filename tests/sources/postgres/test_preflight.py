@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.errors import PermissionMissing, SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.findings import Finding

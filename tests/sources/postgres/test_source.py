@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.engine.engine import PostgresOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import PostgresOptions
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     LeaseLost,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from tests.sources.hidden import SALT

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from deltaforge_dagster.config.engine.engine import PostgresOptions
+from deltaforge_dagster.config.engine import PostgresOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.testing.sources import (
     Taken,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.rows.columns import (
     EXCLUDE,

@@ -33,8 +33,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deltaforge_dagster.config.engine.engine import Engine
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.engine import Engine
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.sources.registry import PositionField, SourceType
 from deltaforge_dagster.sources.value_types import INT64, TEXT, ValueType

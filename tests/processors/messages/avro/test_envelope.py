@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.engine.engine import Engine, ValueOptions
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.engine import Engine, ValueOptions
+from deltaforge_dagster.config.sinks import AvroEncoding
 from deltaforge_dagster.processors.messages.avro.envelope import AvroEnvelope
 from deltaforge_dagster.processors.messages.avro.schema import OTHER_FIELDS, AvroTable, AvroTables
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope

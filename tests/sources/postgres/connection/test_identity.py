@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from deltaforge_dagster.config.engine.engine import PostgresOptions
+from deltaforge_dagster.config.engine import PostgresOptions
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.testing.sources import (

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.errors import DeltaforgeError, PermissionMissing
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits

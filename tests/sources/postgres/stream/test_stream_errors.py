@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deltaforge_dagster.config.engine.engine import PostgresOptions
+from deltaforge_dagster.config.engine import PostgresOptions
 from deltaforge_dagster.errors import DeltaforgeError, PositionLost, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import (
     PositionLost,
     SourceMisconfigured,

@@ -10,8 +10,7 @@ import yaml
 
 from deltaforge_dagster.config import settings
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.config.file.reference import reference
-from deltaforge_dagster.config.file.schema import pipeline_schema
+from deltaforge_dagster.config.file.schema import pipeline_schema, reference
 from deltaforge_dagster.config.file.validation import field_table
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import GOOD, Write

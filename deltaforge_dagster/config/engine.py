@@ -1,20 +1,41 @@
 """`spec.engine`: the fields that DeltaForge does not have.
 
-Numbers named `seconds` are seconds, `ms` milliseconds, `bytes` bytes.
+Numbers named `seconds` are seconds, `ms` milliseconds, `bytes` bytes. The rules for columns are in
+`config.columns`.
+
+Event store replicators have options similar to `checkpoint`: a store for checkpoints, a number of
+events after which they are written, and seeds for the first one. Here checkpoints are always kept
+in the state store, because they are written in the transaction that compares the run's lease.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
-from deltaforge_dagster.config.blocks import Block, Count, Seconds
-from deltaforge_dagster.config.engine.alerts import AlertHook
-from deltaforge_dagster.config.engine.checkpoint import CheckpointOptions
-from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.sources.snapshot import SnapshotOptions
+from deltaforge_dagster.config.blocks import (
+    AlsoAccepts,
+    Block,
+    Count,
+    Name,
+    Seconds,
+    Text,
+    bare_type,
+    resolved,
+)
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.sources import SnapshotOptions
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -243,6 +264,99 @@ class PostgresOptions(Block):
     """How often a run writes a small logical message into the log, so that the slot advances even
     while only other databases of the server are written to.
     """
+
+
+DEFAULT_INSTANCE = "default"
+
+ONLY_STATE = (
+    "a checkpoint is written in the transaction that compares the run's lease, "
+    "so it is where the lease is, in the state store, "
+    "which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"
+)
+"""The reason, for messages, why checkpoints cannot be kept in another store."""
+
+
+def _known_store(value: object) -> object:
+    if value != "state":
+        raise ValueError(f"must be state: {ONLY_STATE}")
+    return value
+
+
+class Seed(Block):
+    """Where a new pipeline starts, in place of the source's own rule."""
+
+    type: Literal["none", "chaser", "position"] = "none"
+    """The form in which the position is given; `none`: no seed."""
+    path: Text | None = None
+    """`chaser`: a copy of the chaser file, exactly 8 bytes.
+
+    `position`: a file that holds a position as JSON text.
+    """
+    position: Mapping[str, str | int | None] | None = None
+    """`position`: `{lsn: "0/16B6C50"}`, or `{file: mysql-bin.000003, pos: 4, gtid_set: ...}`."""
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Seed:
+        if self.type == "chaser" and (self.path is None or self.position is not None):
+            raise ValueError(
+                "type chaser needs `path`, a copy of a file of 8 bytes, and nothing else"
+            )
+        if self.type == "position" and (self.path is None) == (self.position is None):
+            raise ValueError("type position needs `position`, or `path`, a file that holds one")
+        if self.type == "none" and (self.path or self.position):
+            raise ValueError("type none reads nothing: leave path and position out")
+        return self
+
+
+class CheckpointOptions(Block):
+    """How often checkpoints are written, what the first one is, and whose they are."""
+
+    store: Annotated[Literal["state"], BeforeValidator(_known_store)] = "state"
+    """Where checkpoints are kept: in the state store, `DELTAFORGE_STATE_URL`. Any other value is an
+    error.
+    """
+    after: Count | None = None
+    """The maximum number of messages that are acknowledged before a checkpoint is written, and
+    therefore the maximum that is delivered again when a run is killed inside a segment
+    (at-least-once delivery). Delivery batches are no larger than this, so small numbers are slow; 1
+    sends one message at a time. By default the checkpoint is written at the end of each segment,
+    and every second within a larger one. It is always written when a run ends normally.
+    """
+    instance_id: Name = DEFAULT_INSTANCE
+    """Lets several installations run the same file with the same state store and servers: instance
+    `b` of `orders` is the pipeline `orders.b`, with its own checkpoints, assets, journal and names
+    on servers. Each instance needs its own `slot`, or with MySQL its own source `id`, from which
+    the replica's server id is derived.
+    """
+    seed: Annotated[Seed, BeforeValidator(bare_type), AlsoAccepts({"const": "none"})] = Seed()
+    """Where a new pipeline starts, in place of the source's own rule
+    ([configuration.md](configuration.md#where-a-new-pipeline-begins)). Ignored once the pipeline
+    has a position.
+    """
+
+
+class AlertHook(Block):
+    """A receiver that is notified once when a problem begins and once when it is resolved."""
+
+    type: Literal["webhook", "slack"]
+    """`webhook`: POST a JSON object; `slack`: post a message through a Slack incoming webhook."""
+    url: SecretStr
+    """The URL to post to.
+
+    Usually given through an environment variable, because anyone who knows it can post there.
+    """
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: SecretStr) -> SecretStr:
+        parts = urlsplit(resolved(url.get_secret_value()))
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("must be http://... or https://...")
+        return url
+
+    @field_serializer("url")
+    def _mask_url(self, _url: SecretStr) -> str:
+        return "***"
 
 
 class Engine(Block):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.engine.engine import cron_problem
+from deltaforge_dagster.config.engine import cron_problem
 
 
 def field(low: int, high: int) -> st.SearchStrategy[str]:

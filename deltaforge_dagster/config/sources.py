@@ -1,6 +1,7 @@
-"""What every source of a pipeline file has.
+"""The source of a pipeline file: what every kind of source has, and the options of snapshots.
 
-A kind of source declares its options in a subclass of `SourceConfig` (`sources.registry`).
+A kind of source declares its options in a subclass of `SourceConfig` in its own folder,
+`sources/<kind>/config.py` (`sources.registry`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator
 
-from deltaforge_dagster.config.blocks import Block, Text
-
-if TYPE_CHECKING:
-    from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.blocks import Block, Count, Text
 
 # `schema.table` or `table`; the first dot is the separator, and a wildcard may only end a part.
 _TABLE_PATTERN = re.compile(r"(?:[^.*%]+[*%]?|[*%]) (?: \. (?:[^*%]+[*%]?|[*%]) )?", re.VERBOSE)
@@ -65,3 +63,38 @@ class SourceBlock(Block):
 
     type: str
     config: SourceConfig
+
+
+class Snapshot(Block):
+    """`snapshot` of a source. Without the block, too, `mode` is `never`."""
+
+    mode: Literal["initial", "always", "never"] = "never"
+    """When the source's tables are read automatically.
+
+    `initial`: once, when the pipeline starts for the first time. `always`: also whenever it starts
+    with a changed file or by `deltaforge start`. `never`: only on request.
+    """
+    max_parallel_tables: Count = 8
+    """The maximum number of tables that are read at the same time."""
+    chunk_size: Count = 10_000
+    """The approximate number of rows of a chunk.
+
+    A large table gets larger chunks, so that their number stays bounded.
+    """
+
+    intra_table_parallel: bool = False
+    """Whether chunks of one table are read at the same time."""
+
+    max_parallel_chunks: Count = 4
+    """The maximum number of chunks of one table that are read at the same time with
+    `intra_table_parallel`.
+    """
+
+
+class SnapshotOptions(Block):
+    """`engine.snapshot`: how much of the journal's disk snapshots may use."""
+
+    max_staged_bytes: Count = 1 << 30
+    """The maximum size of chunks that wait for the pipeline's run to capture them; at this limit
+    reading pauses.
+    """

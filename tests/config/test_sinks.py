@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.config.sinks.base import MessageSinkConfig
-from deltaforge_dagster.config.sinks.encoding import AvroEncoding
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 
