@@ -36,7 +36,7 @@ MEASURED := $(RUN)/coverage run -m pytest --dist worksteal --randomly-seed=$(SEE
 KERNEL_TESTS := $(addprefix tests/,\
 	contracts/test_avro_sink.py pipeline/encode/test_avro.py \
 	$(addprefix kernels/test_,json_bytes.py json_fields.py json_text.py message_text.py sha256.py) \
-	$(addprefix processors/,javascript/test_spelling.py sql/test_spliced_fields.py test_flatten.py \
+	$(addprefix processors/,test_javascript_spelling.py test_sql_values.py test_flatten.py \
 		$(addprefix messages/test_,envelope.py expansion.py routing.py)) \
 	$(addprefix sensing/test_,scan.py schema.py table.py) \
 	$(addprefix sinks/,clickhouse/test_values.py nats/test_answers.py nats/test_pack.py nats/test_positions.py \

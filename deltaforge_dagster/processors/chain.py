@@ -10,7 +10,7 @@ first attempt. The chain guarantees, whatever its processors do:
 - the resulting rows are renumbered without gaps;
 - `tx_end` is true on the last remaining row of each transaction, and on no other.
 
-SQL processors divide the chain into *stages*: Spark's own engine computes between them (`transit`).
+SQL processors divide the chain into *stages*: Spark's own engine computes between them (`sql`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.config import processors as config
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
-from deltaforge_dagster.processors.base import Processor
+from deltaforge_dagster.processors.base import Processor, replaced
 from deltaforge_dagster.processors.code import chain_hash
-from deltaforge_dagster.processors.columns import replaced
 from deltaforge_dagster.processors.filter import Filter
 from deltaforge_dagster.processors.flatten import Flatten
-from deltaforge_dagster.processors.javascript.javascript import JavaScript
-from deltaforge_dagster.processors.javascript.script import CallLimits
+from deltaforge_dagster.processors.javascript import JavaScript
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
 from deltaforge_dagster.processors.messages.expansion import copy_id
 from deltaforge_dagster.processors.outbox import Outbox
 from deltaforge_dagster.processors.plugins import custom
-from deltaforge_dagster.processors.python.python import Python
-from deltaforge_dagster.processors.sql.sql import Sql
+from deltaforge_dagster.processors.python import Python
+from deltaforge_dagster.processors.sql import Sql
+from deltaforge_dagster.processors.v8 import CallLimits
 
 CALL_ROWS = 2_000
 CALL_BYTES = 4 << 20

@@ -30,7 +30,7 @@ from deltaforge_dagster.config.processors import OutboxProcessor
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.kernels.runtime import Longs
-from deltaforge_dagster.processors.columns import replaced
+from deltaforge_dagster.processors.base import replaced
 from deltaforge_dagster.processors.exact_json import Json, Number, dumps, loads
 from deltaforge_dagster.sources.outbox import SCHEMA
 

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from deltaforge_dagster.config.processors import CustomProcessor, processor_types
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SpecError
-from deltaforge_dagster.processors.base import Processor
-from deltaforge_dagster.processors.checks import checked
+from deltaforge_dagster.processors.base import Processor, checked
 
 
 def custom(block: CustomProcessor) -> Processor:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, load_pipelines
 from deltaforge_dagster.config.processors import JavascriptProcessor
-from deltaforge_dagster.processors.javascript.script import CallLimits, Script
+from deltaforge_dagster.processors.v8 import CallLimits, Script
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.kafka.settings import KafkaClientSettings
 from tests.examples.stage import EXAMPLES

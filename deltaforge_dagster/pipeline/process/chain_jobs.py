@@ -25,8 +25,7 @@ from deltaforge_dagster.pipeline.process.stages import REPORT, SegmentJob, run_s
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.processors.chain import ChainSpec
-from deltaforge_dagster.processors.sql.sql import columns_read
-from deltaforge_dagster.processors.sql.transit import transit_schema
+from deltaforge_dagster.processors.sql import columns_read, transit_schema
 
 
 def run_job(

@@ -39,13 +39,15 @@ from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_client import functions as sql
-from deltaforge_dagster.processors.sql.sql import columns_read, json_column, value_column
-from deltaforge_dagster.processors.sql.transit import (
+from deltaforge_dagster.processors.sql import (
     JSON_COLUMNS,
     NOTE,
     PACKED,
     READABLE,
+    columns_read,
+    json_column,
     transit_schema,
+    value_column,
 )
 
 _SCALARS = (

@@ -2,7 +2,7 @@
 
 A chain without SQL has one stage: one call of `run_stage` goes from a segment's rows to its report.
 Each `sql` processor begins another stage: rows leave the Python worker for Spark's SQL engine and
-arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of
+arrive with the results at another worker of the same task (`processors.sql`). So a chain of
 any length is one Spark job, in which all rows of a segment stay in one task, in order.
 
 An error in a stage is passed on to the last stage, which reports it.
@@ -23,8 +23,7 @@ import pyarrow as pa
 from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
-from deltaforge_dagster.processors.sql.sql import columns_read
-from deltaforge_dagster.processors.sql.transit import Item, note, packed, unpacked
+from deltaforge_dagster.processors.sql import Item, columns_read, note, packed, unpacked
 
 Counts = Mapping[str, Mapping[str, int]]
 """The counts of each processor of a chain."""

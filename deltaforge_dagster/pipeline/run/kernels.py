@@ -16,7 +16,7 @@ from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.kernels.compiler import cache_folder
 from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.pipeline.tables import keys
-from deltaforge_dagster.processors.sql import spliced_fields
+from deltaforge_dagster.processors import sql_values
 from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks.registry import SinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import SourceType, source_types
@@ -38,7 +38,7 @@ def all_kernels() -> Mapping[str, Callable[[], None]]:
         "hidden columns": hiding.warm,
         "snapshots": snapshot_rows.warm,
         "sensing": scan.warm,
-        "sql": spliced_fields.warm,
+        "sql": sql_values.warm,
         "typed rows": typed_rows.warm,
         "keys of tables": keys.warm,
         **{f"sink {kind.name}": kind.warm for kind in sinks},

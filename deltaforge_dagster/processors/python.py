@@ -1,6 +1,6 @@
 """The `python` processor: a user's function over batches of the change frame.
 
-The function gets a table and returns one, with one row per event (`function`). It gets the columns
+The function gets a table and returns one, with one row per event (`python_function`). It gets the columns
 in `GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are
 identified by their `event_id`: a row with the id of an input event keeps that event's log position,
 transaction and schema. A row with another id, or null, is new and gets the log position of the
@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.config.processors import PythonProcessor
-from deltaforge_dagster.processors.checks import checked
-from deltaforge_dagster.processors.python.child import FunctionInChild
-from deltaforge_dagster.processors.python.function import GIVEN, KINDS, UserFunction
+from deltaforge_dagster.processors.base import checked
+from deltaforge_dagster.processors.python_child import FunctionInChild
+from deltaforge_dagster.processors.python_function import GIVEN, KINDS, UserFunction
 
 _NULL_IN_NEW = ("schema_version", "schema_sequence", "synthetic")
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
-from deltaforge_dagster.processors.python.function import UserFunction
+from deltaforge_dagster.processors.python_function import UserFunction
 from deltaforge_dagster.sources.stream.time_limit import SocketTimeLimit
 
 _LOAD_SECONDS = 30.0
@@ -39,7 +39,7 @@ _READY, _TABLE, _FAILED, _WRONG = b"r", b"t", b"f", b"w"
 _CHILD = """
 import sys
 sys.path[:] = {path!r}
-from deltaforge_dagster.processors.python.child import serve
+from deltaforge_dagster.processors.python_child import serve
 serve({handle}, {config!r}, {code!r})
 """
 

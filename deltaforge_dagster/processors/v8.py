@@ -11,7 +11,7 @@ it was given, modified or not. State at the script's top level is kept between c
 lifetime of the engine: until a failure, or until the process ends. V8 has no files, no network and
 no modules, and its timers are removed.
 
-`javascript.js` beside this module moves events into and out of the engine. The limits apply to each
+`v8.js` beside this module moves events into and out of the engine. The limits apply to each
 call of the script, not to that transfer: `cpu_ms` is processor time of the process, `timeout_ms` is
 elapsed time, `mem_mb` is the isolate's heap. After an error or a reached limit the engine is
 discarded, so a retry of the batch starts from the same state as a new run.
@@ -76,7 +76,7 @@ class Script:
 
         Returns:
             None if all events pass unchanged, otherwise the JSON text of an array with
-            `[number, differences]` for each event; see `give` in `javascript.js`.
+            `[number, differences]` for each event; see `give` in `v8.js`.
 
         Raises:
             ProcessorFailed: The script threw, returned something other than events, or reached a
@@ -232,7 +232,7 @@ async def _call_in_loop(function: functools.partial[Any]) -> Any:
 
 @functools.cache
 def _carrier() -> str:
-    source = files(__package__).joinpath("javascript.js").read_text("utf-8")
+    source = files(__package__).joinpath("v8.js").read_text("utf-8")
     return f"{source}\n//# sourceURL=deltaforge.js"
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.processors.python.modules import line_in, loaded, source_hash
+from deltaforge_dagster.processors.code import line_in, loaded, source_hash
 
 GIVEN = (
     "event_id", "op", "ts_us", "db", "schema", "table", "before", "after", "key", "ddl", "topic",

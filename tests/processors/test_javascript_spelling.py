@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.processors.javascript.spelling import has_unusual_numbers
+from deltaforge_dagster.processors.javascript import has_unusual_numbers
 from tests.processors.test_exact_json import documents
 
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
-from deltaforge_dagster.processors.javascript import script as script_module
-from deltaforge_dagster.processors.javascript.script import CallLimits, Script
+from deltaforge_dagster.processors import v8 as script_module
+from deltaforge_dagster.processors.v8 import CallLimits, Script
 
 EVENT: dict[str, Any] = {
     "before": None,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.processors.sql.spliced_fields import with_field, without_field
+from deltaforge_dagster.processors.sql_values import with_field, without_field
 from tests.processors.rows import dumps, names, texts
 
 ODD = [

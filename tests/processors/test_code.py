@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.processors.python import modules
-from deltaforge_dagster.processors.python.modules import line_in, loaded, source_hash
+from deltaforge_dagster.processors import code as modules
+from deltaforge_dagster.processors.code import line_in, loaded, source_hash
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import ProcessorFailed
-from deltaforge_dagster.processors.sql.json_values import json_texts
+from deltaforge_dagster.processors.sql_values import json_texts
 
 MOMENT = datetime(2026, 3, 1, 12, 0, 0, 1, tzinfo=UTC)
 

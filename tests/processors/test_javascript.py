@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import ProcessorFailed
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.processors.chain import identified
-from deltaforge_dagster.processors.javascript.javascript import JavaScript
+from deltaforge_dagster.processors.javascript import JavaScript
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
-from tests.processors.javascript.test_script import PATIENT
 from tests.processors.rows import Row, batch, position_fields, row, rows
+from tests.processors.test_v8 import PATIENT
 
 ORIGIN = EventOrigin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 

@@ -15,10 +15,10 @@ import pytest
 
 from deltaforge_dagster.config.processors import PythonProcessor
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
+from deltaforge_dagster.processors import code as modules
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
 from deltaforge_dagster.processors.code import code_of
 from deltaforge_dagster.processors.messages.envelope import EventOrigin
-from deltaforge_dagster.processors.python import modules
 from tests.e2e.deployment import eventually
 from tests.processors.rows import Row, batch, row
 
@@ -302,7 +302,7 @@ def test_a_call_that_outlives_its_parent_ends(make_chain: MakeChain, tmp_path: P
     chain = make_chain(source, limits={"timeout_ms": 1})
     program = f"""
 import os, pickle, signal, sys
-from deltaforge_dagster.processors.python import child
+from deltaforge_dagster.processors import python_child as child
 from deltaforge_dagster.processors.chain import Chain
 from tests.e2e.deployment import eventually
 from tests.processors.rows import batch, row

@@ -1,6 +1,6 @@
 """The `javascript` processor: a user's script over batches of the change frame.
 
-The script gets native events and returns events (`script`). This module converts a batch to JSON
+The script gets native events and returns events (`v8`). This module converts a batch to JSON
 for the script, and the script's result back to a change frame: each row is copied from the row that
 it comes from, and only the columns that differ are replaced. So a row keeps its log position, its
 transaction and its key, whatever the script does to its images. `before`, `after`, `tags`, `op`,
@@ -9,6 +9,10 @@ event are lost.
 
 An event without an id, or with an id that is not in the batch, is new: it gets the log position of
 the event before it. The chain assigns ids to rows whose ids are missing or repeated.
+
+`1.10`, `2e3` and `12345678901234567890` are valid JSON, but a program that reads them as doubles
+and writes them again changes them to `1.1`, `2000` and `12345678901234567000`. So
+`has_unusual_numbers` checks whether the spelling of an image's numbers has to be preserved.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
 from deltaforge_dagster.errors import ProcessorFailed
-from deltaforge_dagster.processors.columns import replaced
-from deltaforge_dagster.processors.javascript.script import CallLimits, Script
-from deltaforge_dagster.processors.javascript.spelling import has_unusual_numbers
+from deltaforge_dagster.kernels.characters import MINUS, QUOTE
+from deltaforge_dagster.kernels.json_fields import string_end
+from deltaforge_dagster.kernels.message_text import layout
+from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.processors.base import replaced
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
+from deltaforge_dagster.processors.v8 import CallLimits, Script
 
 _OPS = frozenset("cudrt")
 _NAMES = ("db", "schema", "table")
@@ -210,3 +218,50 @@ def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return orjson.dumps(value).decode()
+
+
+_SAFE_DIGITS = 15
+"""Every integer of up to this many digits is exact as a double (IEEE 754: 53 bits)."""
+
+
+def has_unusual_numbers(documents: pa.Array[pa.Scalar[pa.DataType]]) -> bool:
+    """Return whether a number in JSON texts is anything but an integer of at most 15 digits.
+
+    Args:
+        documents: A column of valid JSON texts; null has no numbers.
+    """
+    if documents.null_count == len(documents):
+        return False
+    ends, data = layout(cast("pa.StringArray", documents))
+    return bool(_unusual(data, ends))
+
+
+# A number (RFC 8259, section 6) begins with `-` or a digit outside a string:
+#
+#   [-] digits [. digits] [e|E [+|-] digits]
+
+
+@kernel
+def _unusual(source: Bytes, ends: npt.NDArray[np.int32]) -> bool:
+    for row in range(len(ends) - 1):
+        at, stop = int(ends[row]), int(ends[row + 1])
+        while at < stop:
+            byte = source[at]
+            if byte == QUOTE:
+                at = string_end(source, at, stop)
+                continue
+            if byte != MINUS and (byte < 48 or byte > 57):
+                at += 1
+                continue
+            start = at
+            if byte == MINUS:
+                at += 1
+            digits = at
+            while at < stop and 48 <= source[at] <= 57:
+                at += 1
+            if at - digits > _SAFE_DIGITS or (byte == MINUS and source[digits] == 48):
+                return True
+            if at < stop and (source[at] == 46 or source[at] == 101 or source[at] == 69):  # . e E
+                return True
+            at = max(at, start + 1)
+    return False

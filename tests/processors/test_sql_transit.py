@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.processors.sql.transit import note, packed, transit_schema, unpacked
+from deltaforge_dagster.processors.sql import note, packed, transit_schema, unpacked
 from tests.chance import examples
 from tests.processors import rows as frames
 from tests.processors.rows import Row, batch, row

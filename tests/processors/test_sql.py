@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deltaforge_dagster.config.processors import SqlProcessor
-from deltaforge_dagster.processors.sql.sql import Sql, columns_read
+from deltaforge_dagster.processors.sql import Sql, columns_read
 from tests.chance import examples
 from tests.processors import rows as frames
 from tests.processors.rows import Row, batch, row
