@@ -3,10 +3,11 @@
 The hash of a chain tells whether two chains may produce different output. This module is cheap to
 import: Dagster's definitions use it, and they run no processors.
 
-A user's module is searched in the directory that the file names, then on Python's module search path. Each
-processor reloads it, together with the modules beside it: a changed file takes effect with the next
-chain, although Spark workers live longer, and a module's state belongs to one processor of one run.
-Other modules (installed packages), except the named one itself, are loaded once per worker.
+A user's module is searched in the directory that the file names, then on Python's module search
+path. Each processor reloads it, together with the modules beside it: a changed file takes effect
+with the next chain, although Spark workers live longer, and a module's state belongs to one
+processor of one run. Other modules (installed packages), except the named one itself, are loaded
+once per worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The `python` processor: a user's function over batches of the change frame.
 
-The function gets a table and returns one, with one row per event (`python_function`). It gets the columns
-in `GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are
+The function gets a table and returns one, with one row per event (`python_function`). It gets the
+columns in `GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are
 identified by their `event_id`: a row with the id of an input event keeps that event's log position,
 transaction and schema. A row with another id, or null, is new and gets the log position of the
 event before it. The chain handles repeated and new ids.

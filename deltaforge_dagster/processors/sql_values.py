@@ -1,9 +1,9 @@
 """Write computed values into row images as JSON, and leave every other byte unchanged.
 
-A field is set or removed (`with_field`, `without_field`). Images are not parsed and serialized again, because that could change the spelling of numbers and
-escapes. Instead the field is located in the text, and the text around it is copied. Python's
-scanner handles the rare objects in which a name has an escape or is duplicated: all fields with the
-name are set, or removed.
+A field is set or removed (`with_field`, `without_field`). Images are not parsed and serialized
+again, because that could change the spelling of numbers and escapes. Instead the field is located
+in the text, and the text around it is copied. Python's scanner handles the rare objects in which a
+name has an escape or is duplicated: all fields with the name are set, or removed.
 
 Values become JSON text in the same formats as captured values (`json_texts`, docs/types.md).
 
@@ -19,6 +19,9 @@ binary                 `{"_base64":"..."}`
 list, struct, map      array, object, object
 =====================  =================================================================
 """
+
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see
+# `kernels.runtime`
 
 from __future__ import annotations
 
