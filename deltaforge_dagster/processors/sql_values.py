@@ -54,7 +54,7 @@ def json_texts(column: pa.Array[Any]) -> pa.StringArray:
     return cast("pa.StringArray", _texts(column).fill_null(_NULL))
 
 
-def _texts(column: Any) -> Any:  # noqa: C901, PLR0911 - one line per type
+def _texts(column: Any) -> Any:  # noqa: PLR0911 - one line per type
     kind, types = column.type, pa.types
     if types.is_null(kind):
         return pa.nulls(len(column), pa.string())

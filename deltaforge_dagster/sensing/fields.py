@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltaforge_dagster.config.sensing import Tracking
-from deltaforge_dagster.sensing.paths import ELEMENT, Path
-from deltaforge_dagster.sensing.scan import OBJECT, TYPES
+from deltaforge_dagster.sensing.scan import ELEMENT, OBJECT, TYPES, Path
 from deltaforge_dagster.sensing.values import FieldValues
 
 

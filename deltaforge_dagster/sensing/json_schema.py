@@ -9,8 +9,18 @@ from typing import Any
 
 from deltaforge_dagster.config.sensing import JsonSchemaFormat
 from deltaforge_dagster.sensing.fields import children, name_of, optional
-from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
-from deltaforge_dagster.sensing.scan import ARRAY, INTEGER, NULL, NUMBER, OBJECT, STRING, TYPES
+from deltaforge_dagster.sensing.scan import (
+    ANY,
+    ARRAY,
+    ELEMENT,
+    INTEGER,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TYPES,
+    Path,
+)
 from deltaforge_dagster.sensing.schema import DocumentSchema
 
 DIALECTS: dict[JsonSchemaFormat, str] = {

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.kernels.runtime import Longs
-from deltaforge_dagster.sensing.coded import coded
+from deltaforge_dagster.sensing.groups import coded
 from deltaforge_dagster.sensing.schema import DocumentSchema
 from deltaforge_dagster.sensing.table import TableSense, Versions, selected
 

@@ -17,13 +17,23 @@ import orjson
 import pyarrow as pa
 
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.sensing.coded import count_values
 from deltaforge_dagster.sensing.fields import DocumentField, Fields, displayed
-from deltaforge_dagster.sensing.groups import KIND_BITS, Flags, Groups
-from deltaforge_dagster.sensing.maps import MapNames, judged
-from deltaforge_dagster.sensing.paths import ANY, ROOT, Path, child, path_number
-from deltaforge_dagster.sensing.scan import INTEGER, NUMBER, OBJECT, STRING, TYPES, Cells, scan
-from deltaforge_dagster.sensing.values import FieldValues
+from deltaforge_dagster.sensing.groups import KIND_BITS, Flags, Groups, count_values
+from deltaforge_dagster.sensing.scan import (
+    ANY,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    ROOT,
+    STRING,
+    TYPES,
+    Cells,
+    Path,
+    child,
+    path_number,
+    scan,
+)
+from deltaforge_dagster.sensing.values import FieldValues, MapNames, judged
 
 MOST_FIELDS = 5_000
 """A schema with more fields than this stops learning; checked every `LOOK` documents."""

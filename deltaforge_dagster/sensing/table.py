@@ -20,12 +20,9 @@ from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.config.sensing import Sampling, SchemaSensing, Selection
 from deltaforge_dagster.kernels.characters import OPEN_BRACE, OPEN_BRACKET
 from deltaforge_dagster.kernels.runtime import Longs
-from deltaforge_dagster.sensing.coded import coded
-from deltaforge_dagster.sensing.declared import Declared
-from deltaforge_dagster.sensing.drift import Drift
-from deltaforge_dagster.sensing.groups import Flags
-from deltaforge_dagster.sensing.paths import ROOT, child
-from deltaforge_dagster.sensing.scan import NULL, OBJECT, STRING, Cells, scan
+from deltaforge_dagster.sensing.drift import Declared, Drift
+from deltaforge_dagster.sensing.groups import Flags, coded
+from deltaforge_dagster.sensing.scan import NULL, OBJECT, ROOT, STRING, Cells, child, scan
 from deltaforge_dagster.sensing.schema import DocumentSchema
 
 UNCHANGED = '{"_unchanged":true}'

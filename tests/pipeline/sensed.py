@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.sensing.declared import declared
+from deltaforge_dagster.sensing.drift import declared
 from deltaforge_dagster.sensing.learning import COLUMNS, SensedTables
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.sensing import Findings

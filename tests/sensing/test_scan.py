@@ -9,8 +9,7 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sensing.paths import ANY, Path, child, path_number
-from deltaforge_dagster.sensing.scan import NO_KEY, TYPES, scan
+from deltaforge_dagster.sensing.scan import ANY, NO_KEY, TYPES, Path, child, path_number, scan
 from tests.sensing.reference import type_of
 from tests.sensing.test_schema import documents
 

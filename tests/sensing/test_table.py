@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.config.sensing import Sampling, SchemaSensing
-from deltaforge_dagster.sensing.declared import declared
+from deltaforge_dagster.sensing.drift import declared
 from deltaforge_dagster.sensing.learning import COLUMNS, SensedTables, restored
 from deltaforge_dagster.sensing.table import TableSense, chosen
 from tests.chance import examples

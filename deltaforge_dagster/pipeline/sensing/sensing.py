@@ -38,7 +38,7 @@ from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.expressions import spark_schema
 from deltaforge_dagster.pipeline.sensing.job import REPORT, SensingJob, learned_by
 from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
-from deltaforge_dagster.sensing.declared import declared
+from deltaforge_dagster.sensing.drift import declared
 from deltaforge_dagster.sensing.learning import Learned
 from deltaforge_dagster.sensing.table import Versions
 from deltaforge_dagster.state.metric_families import (

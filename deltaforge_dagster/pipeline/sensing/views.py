@@ -21,8 +21,7 @@ from deltaforge_dagster.sensing import json_schema as exported
 from deltaforge_dagster.sensing.drift import ColumnDrift
 from deltaforge_dagster.sensing.fields import children, dotted, name_of, optional, without_root
 from deltaforge_dagster.sensing.learning import named_schemas, restored
-from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
-from deltaforge_dagster.sensing.scan import NULL, OBJECT
+from deltaforge_dagster.sensing.scan import ANY, ELEMENT, NULL, OBJECT, Path
 from deltaforge_dagster.sensing.schema import DocumentSchema, combined
 from deltaforge_dagster.sensing.table import TableSense
 from deltaforge_dagster.state.store import StateStore

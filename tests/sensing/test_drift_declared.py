@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sensing.declared import ANYTHING, declared
+from deltaforge_dagster.sensing.drift import ANYTHING, declared
 from deltaforge_dagster.sensing.scan import BOOLEAN, INTEGER, NUMBER, STRING
 
 
