@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
-from datasketches import (  # type: ignore[import-untyped]  # type: ignore[import-untyped]
+from datasketches import (  # type: ignore[import-untyped]
     frequent_items_error_type,
     frequent_strings_sketch,
     hll_sketch,
