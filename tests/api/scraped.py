@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from deltaforge_dagster.api.metrics_collector import collect
+from deltaforge_dagster.api.metrics import collect
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.state.metric_families import PREFIX
 from deltaforge_dagster.state.store import StateStore

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 
-from deltaforge_dagster.api.documentation import page
+from deltaforge_dagster.api.app import page
 from tests.api.conftest import Api
 
 
