@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
 from deltaforge_dagster.config.engine import Engine, SegmentLimits
 from deltaforge_dagster.config.processors import Processor
-from deltaforge_dagster.config.secrets import secret_values
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
 from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.config.sources import SourceBlock
@@ -272,4 +271,20 @@ class PipelineSpec(Block):
 
         The path names a sink or processor by its id.
         """
-        return dict(secret_values(self))
+        return dict(_secret_values(self))
+
+
+def _secret_values(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each secret in a model."""
+    if isinstance(value, SecretStr):
+        yield path, value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _secret_values(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            yield from _secret_values(member, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for index, member in enumerate(value):
+            own = getattr(member, "config", member)
+            yield from _secret_values(member, f"{path}[{getattr(own, 'id', index)}]")

@@ -11,10 +11,6 @@ URL of a source, a sink or the state store before any parser sees it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from pydantic import BaseModel, SecretStr
 
 from deltaforge_dagster.errors import SpecError
 
@@ -43,22 +39,6 @@ SECRET_NAME = re.compile(
 def mask(text: str) -> str:
     """Return `text` with `***` for the password of every URL and for every `password=` value."""
     return _NAMED_SECRET.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))
-
-
-def secret_values(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each secret in a model."""
-    if isinstance(value, SecretStr):
-        yield path, value.get_secret_value()
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from secret_values(getattr(value, name), f"{path}.{name}" if path else name)
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            yield from secret_values(member, f"{path}.{name}")
-    elif isinstance(value, tuple | list):
-        for index, member in enumerate(value):
-            own = getattr(member, "config", member)
-            yield from secret_values(member, f"{path}[{getattr(own, 'id', index)}]")
 
 
 NOT_ENCODED = (

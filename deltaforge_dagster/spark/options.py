@@ -19,9 +19,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deltaforge_dagster.config.blocks import NAME
+from deltaforge_dagster.config.blocks import NAME, sentence
 from deltaforge_dagster.config.env import expand
-from deltaforge_dagster.config.file.validation import sentence
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sinks import MessageSinkConfig
 from deltaforge_dagster.config.templates import compile_template
