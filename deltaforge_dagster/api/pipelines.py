@@ -1,4 +1,4 @@
-"""Routes that validate, list, create, change and delete pipelines.
+"""Routes that validate, list, create, change, delete, pause, stop, resume and reset pipelines.
 
 Requests contain pipelines as *documents*: a pipeline file as JSON, in which environment variables
 are not expanded. A patch is merged into the document that is stored.
@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 
-from deltaforge_dagster.api.context import ApiContext, Context
+from deltaforge_dagster.api.context import ApiContext, Context, Pipeline
 from deltaforge_dagster.api.errors import (
     BadRequest,
     BuildFailed,
@@ -28,20 +28,30 @@ from deltaforge_dagster.api.shapes import (
     PipeChange,
     PipeDetail,
     PipeInfo,
+    SinkCheckpoint,
     Valid,
     info,
     ops,
     shown,
+    sink_checkpoints,
 )
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_document
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, is_gone
-from deltaforge_dagster.pipeline.control.user_requests import end_run, remove, resume_pipeline
+from deltaforge_dagster.pipeline.control.user_requests import (
+    end_run,
+    remove,
+    request_end,
+    reset_pipeline,
+    resume_pipeline,
+)
 from deltaforge_dagster.pipeline.process.chains import build_problems
 from deltaforge_dagster.state.pipelines import StoredSpec
 
 router = APIRouter(tags=["Pipelines"])
+desired_state_router = APIRouter(prefix="/pipelines/{name}", tags=["Pipelines"])
+checkpoints_router = APIRouter(prefix="/pipelines/{name}", tags=["Checkpoints"])
 
 _SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -194,6 +204,44 @@ def delete(name: str, context: Context) -> None:
         except NotAllowed as error:
             raise PipelineBusy(str(error)) from error
     context.reload()
+
+
+@desired_state_router.post("/pause")
+def pause(loaded: Pipeline, context: Context) -> PipeInfo:
+    """Stop capturing changes; those already in the journal are still delivered."""
+    request_end(context.store, loaded, "paused")
+    return info(context.store, loaded)
+
+
+@desired_state_router.post("/stop")
+def stop(loaded: Pipeline, context: Context) -> PipeInfo:
+    """Stop capturing and delivering: the run closes its range and ends within seconds."""
+    request_end(context.store, loaded, "stopped")
+    return info(context.store, loaded)
+
+
+@desired_state_router.post("/resume")
+def resume(loaded: Pipeline, context: Context) -> PipeInfo:
+    """Resume a paused or stopped pipeline from its checkpoints."""
+    resume_pipeline(context.store, loaded)
+    return info(context.store, loaded)
+
+
+@checkpoints_router.get("/checkpoints")
+def checkpoints(loaded: Pipeline, context: Context) -> list[SinkCheckpoint]:
+    """Return the checkpoint of each sink."""
+    return sink_checkpoints(context.store, loaded.name)
+
+
+@checkpoints_router.delete("/checkpoint", status_code=HTTPStatus.NO_CONTENT)
+def reset(loaded: Pipeline, context: Context) -> None:
+    """Delete the journal and all positions; the next run starts as a first run does.
+
+    Stop the pipeline first: the request is refused while a run works on it.
+    """
+    before = context.store.pipelines.get(loaded.name)
+    if before is not None:
+        reset_pipeline(context.store, context.journal, before)
 
 
 def _changed(context: ApiContext, loaded: LoadedPipeline) -> PipeChange:

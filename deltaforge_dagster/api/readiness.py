@@ -1,6 +1,7 @@
-"""Logs changes of the response to `/readyz` and of each pipeline's status.
+"""Routes for the health of the server and of all pipelines, which is also logged.
 
-A separate thread checks every few seconds, so the log lines do not depend on requests to the API.
+A separate thread checks every few seconds and logs changes of the response to `/readyz` and of each
+pipeline's status, so the log lines do not depend on requests to the API (`watched`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,24 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 
-from deltaforge_dagster.api.context import ApiContext
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.api.context import ApiContext, Context
+from deltaforge_dagster.api.guard import ALIVE_PATH
+from deltaforge_dagster.api.shapes import (
+    Healthy,
+    LogLevel,
+    Ready,
+    Unhealthy,
+    Version,
+    info,
+    troubles,
+)
+from deltaforge_dagster.config import logs
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import DeltaforgeError
@@ -18,6 +35,56 @@ from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.health.health import Health, health
 
 logger = logging.getLogger(__name__)
+
+
+router = APIRouter(tags=["Health"])
+
+
+@router.get(ALIVE_PATH, response_class=PlainTextResponse)
+def alive() -> str:
+    """Return `ok` while the process is alive; needs no token."""
+    return "ok"
+
+
+@router.get("/readyz")
+@router.get("/ready", operation_id="ready_by_its_other_name")
+def ready(context: Context) -> Ready:
+    """Return every pipeline with its status; 503 if store or pipelines cannot be read."""
+    return Ready(pipelines=[info(context.store, pipeline) for pipeline in context.pipelines()])
+
+
+@router.get(
+    "/health",
+    response_model=Healthy,
+    response_model_exclude_none=True,
+    responses={int(HTTPStatus.SERVICE_UNAVAILABLE): {"model": Unhealthy}},
+)
+def healthy(context: Context) -> Healthy | JSONResponse:
+    """Return whether every pipeline captures and delivers; 503 with the problems if one does not.
+
+    Pipelines with warnings, and paused or stopped pipelines, are healthy.
+    """
+    pipelines = context.pipelines()
+    states = {pipeline.name: health(context.store, pipeline) for pipeline in pipelines}
+    problems = {name: troubles(state) for name, state in states.items() if state.problems}
+    failed = [name for name, state in states.items() if not state.well]
+    if failed:
+        answer = Unhealthy(failed_pipelines=failed, problems=problems).model_dump()
+        return JSONResponse(answer, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    return Healthy(pipelines=len(pipelines), problems=problems or None)
+
+
+@router.get("/log-level")
+def log_level() -> LogLevel:
+    """Return the filter of the server's logs."""
+    return LogLevel(level=logs.level())
+
+
+@router.get("/version")
+def version() -> Version:
+    """Return the version of this release."""
+    return Version(version=__version__)
+
 
 _EVERY_SECONDS = 5.0
 

@@ -1,8 +1,11 @@
-"""Routes for the tables of a pipeline: their captured versions, and the source's current catalog.
+"""Routes for the tables of a pipeline: as the source declares them, and as sensing finds them.
 
-A path names a table as `{db}/{table}`, database and table name. In databases with schemas,
-`{table}` may also be `schema.table`, and `{db}` may be a schema, as long as the path is
-unambiguous.
+Captured versions and the source's current catalog: a path names a table as `{db}/{table}`, database
+and table name. In databases with schemas, `{table}` may also be `schema.table`, and `{db}` may be a
+schema, as long as the path is unambiguous.
+
+Structures found in events, and rows that differ from their tables: a table is `orders`,
+`public.orders`, or `public.orders:column` for the documents in a JSON column.
 """
 
 from __future__ import annotations
@@ -11,20 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 
 from deltaforge_dagster.api.context import Caller, Context, Pipeline
-from deltaforge_dagster.api.errors import found
+from deltaforge_dagster.api.errors import FeatureOff, found
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.errors import DeltaforgeError, SensingDisabled
 from deltaforge_dagster.pipeline.schemas import live as live_schemas
 from deltaforge_dagster.pipeline.schemas import views as schema_views
+from deltaforge_dagster.pipeline.sensing import views as sensing_views
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.tables import TableDetails
 
 router = APIRouter(prefix="/pipelines/{name}/schemas", tags=["Schemas"])
+sensing_router = APIRouter(prefix="/pipelines/{name}", tags=["Sensing"])
 
 View = dict[str, Any]
 Number = Annotated[int | None, Query(ge=1, lt=2**63)]
@@ -126,3 +131,62 @@ def _with_catalog(view: View, details: Callable[[], TableDetails]) -> View:
         return schema_views.detailed(view, details()) | {"catalog": {"error": None}}
     except DeltaforgeError as error:
         return schema_views.detailed(view, None) | {"catalog": {"error": mask(str(error))}}
+
+
+def _sensed(loaded: Pipeline) -> LoadedPipeline:
+    try:
+        sensing_views.check_exposed(loaded)
+    except SensingDisabled as error:
+        raise FeatureOff(str(error)) from error
+    return loaded
+
+
+Sensed = Annotated[LoadedPipeline, Depends(_sensed)]
+
+
+@sensing_router.get("/sensing/schemas")
+def schemas(loaded: Sensed, context: Context) -> list[View]:
+    """Return every learned structure, without its fields."""
+    return sensing_views.schemas(context.store, loaded)
+
+
+@sensing_router.get("/sensing/stats")
+def stats(loaded: Sensed, context: Context) -> View:
+    """Return how often the structure of an event was already known."""
+    return sensing_views.stats(context.store, loaded)
+
+
+@sensing_router.get("/sensing/schemas/{table}")
+def schema(loaded: Sensed, context: Context, table: str) -> View:
+    """Return one structure with its fields."""
+    return found(lambda: sensing_views.schema(context.store, loaded, table))
+
+
+@sensing_router.get("/sensing/schemas/{table}/json-schema")
+def json_schema(loaded: Sensed, context: Context, table: str) -> View:
+    """Return one structure as JSON Schema."""
+    return found(lambda: sensing_views.json_schema(context.store, loaded, table))
+
+
+@sensing_router.get("/sensing/schemas/{table}/classifications")
+def classifications(loaded: Sensed, context: Context, table: str) -> View:
+    """Return which objects of a structure are maps, whose keys are data."""
+    return found(lambda: sensing_views.classifications(context.store, loaded, table))
+
+
+@sensing_router.get("/sensing/schemas/{table}/evolutions")
+def evolutions(loaded: Sensed, context: Context, table: str) -> list[View]:
+    """Return the changes of a structure, oldest first."""
+    return found(lambda: sensing_views.evolutions(context.store, loaded, table))
+
+
+@sensing_router.get("/drift")
+def drifts(loaded: Sensed, context: Context) -> list[View]:
+    """Return where rows differ from the declarations of their tables, for every table."""
+    return sensing_views.drifts(context.store, loaded)
+
+
+@sensing_router.get("/drift/{table}")
+def drift(loaded: Sensed, context: Context, table: str) -> View:
+    """Return where rows differ from the declaration of one table."""
+    return found(lambda: sensing_views.drift(context.store, loaded, table))

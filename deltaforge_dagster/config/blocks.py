@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, SecretStr
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
 from deltaforge_dagster.config.env import unresolved
 from deltaforge_dagster.config.templates import compile_template, unknown_variable
@@ -116,7 +116,7 @@ class Block(BaseModel):
     """One block of the file. Unknown fields are errors here; `load` turns them into warnings.
 
     The docstring below a field is its description for users, in Markdown: the JSON Schema
-    (`schema`) and the reference of all fields (`reference`) are generated from it.
+    and the reference of all fields (`file.schema`) are generated from it.
 
     Pydantic builds a model's validator when it is first needed (`defer_build`), because most models
     are only validated as parts of other models.
@@ -130,3 +130,44 @@ class Block(BaseModel):
         validate_default=False,
         defer_build=True,
     )
+
+
+_KINDS = {
+    "string_type": "must be text (put it in quotes if it looks like a number)",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "model_type": "must be a block of fields",
+    "model_attributes_type": "must be a block of fields",
+    "missing": "is required",
+    "union_tag_not_found": "needs a `type`",
+    "too_short": "must have at least one entry",
+}
+
+
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def sentence(error: ErrorDetails) -> str:
+    """Return the message of an error, without the value, which may be a secret."""
+    kind = error["type"]
+    context = error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return f"must be {context['expected']}"
+    if kind == "union_tag_invalid":
+        return f"has an unknown type; it must be {context['expected_tags'].replace(', ', ' or ')}"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"must be {words} {context[name]:g}"
+    return _KINDS.get(kind, error["msg"])

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
 from deltaforge_dagster.config.engine import Engine, SegmentLimits
-from deltaforge_dagster.config.model import ConnectionPolicy, Sharding, Storage
 from deltaforge_dagster.config.processors import Processor
-from deltaforge_dagster.config.secrets import secret_values
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
 from deltaforge_dagster.config.sinks import SinkBlock
 from deltaforge_dagster.config.sources import SourceBlock
@@ -136,6 +134,55 @@ class DeadLetters(Block):
     """The pipeline's queue, shared by all of its sinks."""
 
 
+Number = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+
+class Storage(Block):
+    """Where DeltaForge keeps its state; here `DELTAFORGE_STATE_URL` decides, for all pipelines."""
+
+    backend: Literal["sqlite", "memory", "postgres"] = "sqlite"
+    """Not used."""
+    path: Text = "./data/deltaforge.db"
+    """Not used."""
+    dsn: SecretStr | None = None
+    """Not used."""
+
+    @model_validator(mode="after")
+    def _check_dsn(self) -> Storage:
+        if self.backend == "postgres" and self.dsn is None:
+            raise ValueError("backend postgres needs `dsn`")
+        return self
+
+
+class Sharding(Block):
+    """A hint for dividing work; not used."""
+
+    mode: Text
+    """Not used."""
+    count: Number | None = None
+    """Not used."""
+    key: Text | None = None
+    """Not used."""
+
+
+class ConnectionLimits(Block):
+    """Limits on connections; not used."""
+
+    max_dedicated_per_source: Number | None = None
+    """Not used."""
+
+
+class ConnectionPolicy(Block):
+    """How to connect to sources; not used."""
+
+    default_mode: Text | None = None
+    """Not used."""
+    preferred_replica: Text | None = None
+    """Not used."""
+    limits: ConnectionLimits | None = None
+    """Not used."""
+
+
 class Spec(Block):
     """What a pipeline does: one source, its sinks, and the rules between them."""
 
@@ -224,4 +271,20 @@ class PipelineSpec(Block):
 
         The path names a sink or processor by its id.
         """
-        return dict(secret_values(self))
+        return dict(_secret_values(self))
+
+
+def _secret_values(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each secret in a model."""
+    if isinstance(value, SecretStr):
+        yield path, value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _secret_values(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            yield from _secret_values(member, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for index, member in enumerate(value):
+            own = getattr(member, "config", member)
+            yield from _secret_values(member, f"{path}[{getattr(own, 'id', index)}]")

@@ -10,7 +10,7 @@ first attempt. The chain guarantees, whatever its processors do:
 - the resulting rows are renumbered without gaps;
 - `tx_end` is true on the last remaining row of each transaction, and on no other.
 
-SQL processors divide the chain into *stages*: Spark's own engine computes between them (`transit`).
+SQL processors divide the chain into *stages*: Spark's own engine computes between them (`sql`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.processors import processors as config
+from deltaforge_dagster.config import processors as config
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor, replaced
 from deltaforge_dagster.processors.code import chain_hash

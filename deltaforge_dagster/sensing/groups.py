@@ -1,15 +1,20 @@
-"""Group cells by path and type, and count them, with NumPy."""
+"""Group and count: cells by path and type, and the equal values of a column.
+
+Values that many rows share are processed once (`coded`, `count_values`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from deltaforge_dagster.kernels.runtime import Longs
-from deltaforge_dagster.sensing.scan import Cells
+from deltaforge_dagster.sensing.scan import Cells, unescaped
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
@@ -65,3 +70,24 @@ def _spread(numbers: Longs) -> npt.NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
+    """Return a column as codes and the list of values that they index; the last value is None."""
+    column = batch.column(name)
+    if not isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_encode()
+    values: list[str | None] = [*column.dictionary.to_pylist(), None]
+    indices = column.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64), values
+
+
+def count_values(texts: pa.StringArray) -> dict[str, int]:
+    """Count occurrences of each string; `texts` are JSON strings with escapes, without quotes."""
+    counts: dict[str, int] = {}
+    pairs = pc.value_counts(texts)
+    values = cast("list[str]", pairs.field(0).to_pylist())
+    for text, count in zip(values, cast("list[int]", pairs.field(1).to_pylist()), strict=True):
+        value = unescaped(text)
+        counts[value] = counts.get(value, 0) + count
+    return counts

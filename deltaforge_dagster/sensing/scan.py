@@ -1,12 +1,12 @@
 """Scan JSON documents into arrays with one cell per value, without parsing them.
 
 A cell has the document, path and type of a value, and the location of its text. Sensing then only
-needs to sort and count arrays.
+needs to sort and count arrays. The text is assumed to be valid JSON.
 
-A path is a number (`paths`). Below a map, an object whose names are values, documents with
+A path is a number that consists of two 30-bit hashes of the steps from the document's root; the
+kernels compute the same numbers from the text as `path_number`. A step is a name, any element of an
+array, or any name of a map. A map is an object whose names are values: below it, documents with
 different names have the same paths.
-
-The text is assumed to be valid JSON.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes,
@@ -45,20 +45,45 @@ from deltaforge_dagster.kernels.runtime import (
     Longs,
     kernel,
 )
-from deltaforge_dagster.sensing.scan import (
-    ANY,
-    ANY_SYMBOL,
-    BITS,
-    ELEMENT,
-    ELEMENT_SYMBOL,
-    FIRST_BASE,
-    KEY_SYMBOL,
-    MASK,
-    ROOT,
-    SECOND_BASE,
-    Step,
-    child,
-)
+
+Step: TypeAlias = str
+"""`.name`, or one of the two steps below."""
+ELEMENT: Step = "[]"
+ANY: Step = "<*>"
+Path: TypeAlias = tuple[Step, ...]
+
+# Odd and below 2**30: the product with a 30-bit number fits into 64 bits and never overflows.
+FIRST_BASE, SECOND_BASE = 692_137_411, 415_983_283
+BITS = 30
+MASK = (1 << BITS) - 1
+KEY_SYMBOL, ELEMENT_SYMBOL, ANY_SYMBOL = 257, 258, 259
+"""Symbols that mark steps; they are outside the range of bytes in names."""
+
+
+def child(parent: int, step: Step) -> int:
+    """Return the number of the path that is one step below `parent`."""
+    if step in {ELEMENT, ANY}:
+        symbols = [ELEMENT_SYMBOL if step == ELEMENT else ANY_SYMBOL]
+    else:
+        symbols = [KEY_SYMBOL, *json.dumps(step[1:], ensure_ascii=False)[1:-1].encode()]
+    first, second = parent >> BITS, parent & MASK
+    for symbol in symbols:
+        first = (first * FIRST_BASE + symbol) & MASK
+        second = (second * SECOND_BASE + symbol) & MASK
+    return first << BITS | second
+
+
+ROOT = (1 << BITS) | 1
+"""The number of the path of a document itself."""
+
+
+def path_number(path: Path) -> int:
+    """Return the number of a path given by its steps."""
+    number = ROOT
+    for step in path:
+        number = child(number, step)
+    return number
+
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 NULL, BOOLEAN, INTEGER, NUMBER, STRING, ARRAY, OBJECT = range(len(TYPES))
@@ -80,7 +105,7 @@ class Cells:
         documents: The number of documents.
         data: The text to which the offsets below refer.
         document: The index of the cell's document.
-        path: The number of its path (`paths`).
+        path: The number of its path.
         parent: The path of the enclosing object or array; for a root, its own path.
         type: The index of its type in `TYPES`.
         start: The start of its text.

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.processors.v8 import CallLimits, Script
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, load_pipelines
 from deltaforge_dagster.config.processors import JavascriptProcessor
+from deltaforge_dagster.processors.v8 import CallLimits, Script
 from deltaforge_dagster.sinks.kafka.client import KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.sink_type import KafkaSinkConfig
 from tests.examples.stage import EXAMPLES

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deltaforge_dagster.config.columns import ColumnOptions
-
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 
 SALT = "sixteen or more characters"

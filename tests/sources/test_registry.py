@@ -27,8 +27,8 @@ ROOT = Path(deltaforge_dagster.__file__).parent
 KINDS = tuple(registry.source_types())
 
 NOT_SOURCES = {
+    "config/model.py",
     "config/postgres_dsn.py",
-    "config/unread.py",
     "processes/process.py",
     "sinks/registry.py",
 }

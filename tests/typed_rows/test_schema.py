@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.config.engine import Engine
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.rows.columns import ColumnRules

@@ -5,16 +5,23 @@ DeltaForge reads them: `yes`, `on` and `12:30` are text, only `true` and `false`
 Sequences become tuples, so that everything built from a document can be frozen. A key without a
 value counts as absent. Duplicate keys, tags and merge keys, which PyYAML would accept silently, are
 most likely mistakes and are reported as problems.
+
+`variables_of` tells which environment variables a block of a pipeline file takes its values from.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from deltaforge_dagster.config.env import expand
 
 DocumentPath = tuple[str | int, ...]
 """Keys and list indexes from the top of a document down: `("spec", "sinks", 0, "type")`."""
@@ -202,3 +209,37 @@ def _convert_scalar(node: yaml.Node, path: DocumentPath, document: Document) -> 
             DocumentProblem(path, f"is tagged !!{kind}, but is not a valid {kind}", line)
         )
     return None
+
+
+_MARKED = re.compile("\ue000(\\w+)\ue001")
+"""The name of a variable between two characters of private use."""
+
+
+def variables_of(path: Path, sink: str | None) -> list[str]:
+    """Return the names of the set environment variables that the source, or a sink, uses.
+
+    The list is empty if the file cannot be read. Sinks without an id cannot be told apart, so the
+    variables of all of them are returned.
+
+    Args:
+        path: The pipeline file.
+        sink: Id of the sink; None for the source.
+    """
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return []
+    marked, _ = expand(text, {name: f"\ue000{name}\ue001" for name in os.environ})
+    document = parse(marked).value
+    spec = document.get("spec") if isinstance(document, dict) else None
+    if not isinstance(spec, dict):
+        return []
+    blocks = [spec.get("source")] if sink is None else _sinks(spec.get("sinks"), sink)
+    return sorted(set(_MARKED.findall(json.dumps(blocks, ensure_ascii=False, default=str))))
+
+
+def _sinks(sinks: Any, sink: str) -> list[Any]:
+    configs = [block.get("config") for block in sinks if isinstance(block, dict)] if sinks else []
+    return [
+        config for config in configs if isinstance(config, dict) and config.get("id", sink) == sink
+    ]

@@ -10,6 +10,8 @@ A document without a file, such as one kept in the state store, goes through the
 third one on (`load_document`); its problems have a path and no line.
 
 One invalid file never stops the others: `load_pipelines` returns it as a `BrokenPipeline`.
+
+Processors that are only tried may also be in a file with nothing else (`load_processors`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deltaforge_dagster.config.blocks import NAME
+from deltaforge_dagster.config.blocks import NAME, Block
 from deltaforge_dagster.config.engine import DEFAULT_INSTANCE
 from deltaforge_dagster.config.env import expand, unexpanded
 from deltaforge_dagster.config.file.document import (
@@ -35,7 +37,7 @@ from deltaforge_dagster.config.file.document import (
     parse,
     plain,
 )
-from deltaforge_dagster.config.file.ids import derive_ids
+from deltaforge_dagster.config.file.ids import derive_ids, derive_processor_ids
 from deltaforge_dagster.config.file.rules import (
     advice,
     rules,
@@ -45,6 +47,7 @@ from deltaforge_dagster.config.file.rules import (
 )
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sources.registry import source_types
 
@@ -380,3 +383,58 @@ def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[DocumentProblem]:
     if kind is not None and isinstance(config, dict):
         for field, text in kind.warnings(config):
             yield DocumentProblem(("spec", "source", "config", field), text)
+
+
+class _ProcessorFile(Block):
+    """`processors` alone, as in `spec` of a pipeline file."""
+
+    processors: tuple[Processor, ...]
+    """The processors, in order."""
+
+
+def load_processors(path: Path) -> tuple[Processor, ...]:
+    """Return the processors of a pipeline file, or of a file with `processors` alone.
+
+    Raises:
+        SpecError: The file has problems; the error lists all of them.
+    """
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        raise SpecError(f"{path}: cannot be read as UTF-8 text") from None
+    document = parse(expand(text, os.environ)[0])
+    value = document.value
+    if isinstance(value, dict) and "spec" in value:
+        return load_pipeline(path).spec.spec.processors
+    problems = document.problems
+    if not isinstance(value, dict):
+        problems = problems or [DocumentProblem((), "must be a mapping with `processors`", 1)]
+    else:
+        blocks = value.get("processors")
+        if isinstance(blocks, tuple):
+            derive_processor_ids(blocks, ("processors",))
+        parsed, unknown, wrong = validate(_ProcessorFile, value)
+        problems = [*problems, *unknown, *wrong]
+        if parsed is not None and not problems:
+            problems = _repeated(parsed.processors)
+            if not problems:
+                return parsed.processors
+    raise SpecError(
+        *(
+            f"{path}:{problem.line or document.line(problem.path)}: "
+            f"{format_path(problem.path)}{': ' if problem.path else ''}{problem.text}"
+            for problem in problems
+        )
+    )
+
+
+def _repeated(processors: tuple[Processor, ...]) -> list[DocumentProblem]:
+    seen: set[str] = set()
+    problems = []
+    for number, processor in enumerate(processors):
+        if processor.id in seen:
+            problems.append(
+                DocumentProblem(("processors", number, "id"), f"{processor.id} is used twice")
+            )
+        seen.add(processor.id)
+    return problems

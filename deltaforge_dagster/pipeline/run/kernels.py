@@ -16,7 +16,7 @@ from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.kernels.compiler import cache_folder
 from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.pipeline.tables import keys
-from deltaforge_dagster.processors.sql import spliced_fields
+from deltaforge_dagster.processors import sql_values
 from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks.registry import SinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import SourceType, source_types
@@ -38,8 +38,13 @@ def all_kernels() -> Mapping[str, Callable[[], None]]:
         "hidden columns": hiding.warm,
         "snapshots": snapshot_rows.warm,
         "sensing": scan.warm,
+<<<<<<< 0376a13ceef5f3f635b5631724d24a221219b569
         "sql": spliced_fields.warm,
         "typed rows": typed_tables.warm,
+=======
+        "sql": sql_values.warm,
+        "typed rows": typed_rows.warm,
+>>>>>>> c34052d8304b2dc1886d0ad6ea323dfd2ebf2fc5
         "keys of tables": keys.warm,
         **{f"sink {kind.name}": kind.warm for kind in sinks},
         **{f"snapshots of {kind.name}": kind.warm_snapshots for kind in sources},

@@ -6,10 +6,10 @@ import pickle
 from typing import Any
 
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.mysql.events.binlog import WRITE_ROWS_2

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.source import PostgresSource

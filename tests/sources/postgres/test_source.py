@@ -11,9 +11,9 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 from psycopg import conninfo
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.config.engine import PostgresOptions
 from deltaforge_dagster.errors import (
     DeltaforgeError,

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.source import PostgresSource

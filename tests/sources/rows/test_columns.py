@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.rows.columns import (
     EXCLUDE,

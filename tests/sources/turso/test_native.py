@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import (
     PositionLost,
     SourceMisconfigured,

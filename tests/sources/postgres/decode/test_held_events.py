@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from deltaforge_dagster.config.columns import ColumnOptions
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, parse_held

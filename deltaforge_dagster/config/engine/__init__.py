@@ -1,1 +1,0 @@
-"""The block spec.engine: the fields that DeltaForge does not have."""
