@@ -390,12 +390,12 @@ FAULTS = (
     Fault(
         "pinned-file",
         "order of two writes",
-        "deltaforge_dagster/processes/maven.py",
+        "deltaforge_dagster/installation/maven.py",
         "        _receive(artifact, f\"{repository.rstrip('/')}/{artifact.path}\", part, stream, progress)\n"
         "        _finish(stream, file)\n",
         "        _finish(stream, file)\n"
         "        _receive(artifact, f\"{repository.rstrip('/')}/{artifact.path}\", file, stream, progress)\n",
-        ("tests/processes/test_maven.py",),
+        ("tests/installation/test_maven.py",),
         "A download that is not the pinned file is kept, and used without a word the next time.",
     ),
 )

@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError, SpecError
-from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
+from deltaforge_dagster.installation.arrow_memory import arrow_uses_malloc
 
 _COMMANDS = {
     "validate": (

@@ -27,7 +27,7 @@ sensors:  # of all pipelines beside each other; half of them may watch their sou
   use_threads: true
   num_workers: 16
 run_launcher:  # forks the processes of runs, which start in a third of the time
-  module: deltaforge_dagster.launcher.run_launcher
+  module: deltaforge_dagster.installation.run_launcher
   class: ForkedRunLauncher
 """
 

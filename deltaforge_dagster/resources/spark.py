@@ -23,10 +23,10 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.installation.lake_jars import installed_jars
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.spark_client import SparkConnectGrpcException, SparkSession
 from deltaforge_dagster.pipeline.spark_session import spark_condition
-from deltaforge_dagster.resources.lake_jars import installed_jars
-from deltaforge_dagster.resources.spark_server import SparkServer
 
 SESSION_SETTINGS: Mapping[str, str] = {
     # A job is one scan without a shuffle, so adaptive planning would only cost time.

@@ -24,6 +24,7 @@ import typer
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
@@ -33,7 +34,6 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run_context import LeasedRun
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.resources.spark import SparkSessions
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sources.base import SectionedSource, Source
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.bench.cost.processes import Sampler

@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.pipeline.run.outcome import RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.run_context import build_run_context
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sinks.base import SendGuard, Sink, SinkBatch
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.bench.sources import BenchSource

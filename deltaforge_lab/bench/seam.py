@@ -29,11 +29,11 @@ from rich.table import Table
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.resources.spark import SparkSessions
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.state.records import SegmentRow
 
 _PIPELINE = """\

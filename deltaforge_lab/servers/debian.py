@@ -19,7 +19,7 @@ from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.folders import user_cache
-from deltaforge_dagster.processes.process import run_as
+from deltaforge_dagster.installation.process import run_as
 
 _LOADER = "ld-linux-x86-64.so.2"
 _ARCHIVE = "https://deb.debian.org/debian"

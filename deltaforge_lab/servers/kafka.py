@@ -22,8 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.process import (
     ServerProcess,
     free_port,
     run_as,

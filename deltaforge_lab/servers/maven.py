@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.folders import user_cache
-from deltaforge_dagster.processes.maven import Artifact, download
+from deltaforge_dagster.installation.maven import Artifact, download
 
 _PARALLEL = 8
 

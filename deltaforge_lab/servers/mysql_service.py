@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
-from deltaforge_dagster.processes.process import Account, remove_directory, temporary_directory
+from deltaforge_dagster.installation.process import Account, remove_directory, temporary_directory
 from deltaforge_lab.servers.mysql import MysqlServer, execute
 
 ADMINISTRATOR = "admin"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import conninfo
 
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation.process import (
     Account,
     ServerProcess,
     temporary_directory,

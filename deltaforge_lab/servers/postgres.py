@@ -23,7 +23,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation.process import (
     Account,
     ServerProcess,
     remove_directory,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.process import ServerProcess, temporary_directory
+from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
 from deltaforge_lab.servers import debian
 from deltaforge_lab.servers.base import OneProcessServer, Origin
 

@@ -18,7 +18,7 @@ from typing import Self
 import redis
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation.process import (
     ServerProcess,
     package_directory,
     run_as,

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.processes.process import ServerProcess, free_port
-from deltaforge_dagster.resources.lake_jars import LAKE_JARS
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.lake_jars import LAKE_JARS
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_lab.servers.maven import fetch
 from tests.docker.compose import DOCKER, services
 

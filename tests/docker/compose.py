@@ -17,7 +17,7 @@ from typing import Any
 import pyspark
 import yaml
 
-from deltaforge_dagster.processes.process import ServerProcess
+from deltaforge_dagster.installation.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.processes.process import free_port
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.compose import DOCKER, image_command, services

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.processes.process import ServerProcess, free_port
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.compose import DOCKER, image_command, services

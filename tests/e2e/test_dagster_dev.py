@@ -12,8 +12,8 @@ import pytest
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.cli.installation.dagster_processes import THREAD_VARIABLES, THREADS
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.pipeline.control.publication import CHANGES
-from deltaforge_dagster.processes.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import pytest
 
-from deltaforge_dagster.processes.process import free_port
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_lab.servers.http import HttpAnswer, HttpServer
 from tests.e2e.deployment import eventually
 from tests.examples.stage import EXAMPLES, Play

@@ -17,8 +17,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.pipeline.control.publication import CHANGES
-from deltaforge_dagster.processes.process import free_port
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually

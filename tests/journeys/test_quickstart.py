@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.processes.process import free_port
+from deltaforge_dagster.installation.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 

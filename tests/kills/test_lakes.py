@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from deltaforge_dagster.installation.lake_jars import LAKE_JARS
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.failpoints import FAILPOINTS
-from deltaforge_dagster.resources.lake_jars import LAKE_JARS
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_lab.bench.cost.processes import descendants, usages
 from deltaforge_lab.servers.maven import fetch
 from tests.fix_spark import SparkAddress

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.installation.spark_server import SparkServer
 from tests.fix_spark import SparkAddress, connected
 from tests.kills.campaign import Campaign
 from tests.kills.cells import POSTGRES_TO_REDIS

@@ -19,9 +19,9 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline import meters
-from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import MESSAGES, Traffic
 from deltaforge_dagster.state.metrics import Tally
 from tests.api.scraped import scrape

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.encode import encoder
-from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.e2e.conftest import shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress

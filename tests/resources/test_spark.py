@@ -24,11 +24,11 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.spark_session import spark_condition
 from deltaforge_dagster.resources.left_tasks import end_left_tasks, interrupt
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions
-from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.fix_spark import SparkAddress, unix_sockets
 from tests.pipeline.changes import eventually
 from tests.state.make import NAME, expire, held

@@ -29,7 +29,7 @@ KINDS = tuple(registry.source_types())
 NOT_SOURCES = {
     "config/postgres_dsn.py",
     "config/unread.py",
-    "processes/process.py",
+    "installation/process.py",
     "sinks/registry.py",
 }
 """Modules with the word `postgres` for a role of servers, a state store of DeltaForge, an account of Linux, and a kind of sink."""

@@ -16,13 +16,13 @@ from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.installation.lake_jars import jars_finding
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
 from deltaforge_dagster.pipeline.control.durability import confirm_findings
 from deltaforge_dagster.pipeline.control.owners import conflicts, rivalries
 from deltaforge_dagster.pipeline.health import sink_preflight
 from deltaforge_dagster.pipeline.health.old_files import int96_findings
 from deltaforge_dagster.pipeline.health.source_preflight import preflight
-from deltaforge_dagster.resources.lake_jars import jars_finding
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding

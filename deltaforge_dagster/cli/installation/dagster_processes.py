@@ -24,9 +24,9 @@ from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.dagster_private import DAEMON_MODULES
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.launcher.run_launcher import DEFINITIONS
-from deltaforge_dagster.processes.forked import ForkedModule, share
-from deltaforge_dagster.processes.process import ServerProcess, free_port
+from deltaforge_dagster.installation.forked import ForkedModule, share
+from deltaforge_dagster.installation.process import ServerProcess, free_port
+from deltaforge_dagster.installation.run_launcher import DEFINITIONS
 
 _START_SECONDS = 240.0
 _STOP_SECONDS = 120.0
@@ -53,7 +53,7 @@ _SHARED = (
     *DAEMON_MODULES,
     "dagster_graphql.schema",
     "dagster_webserver.app",
-    "deltaforge_dagster.launcher.run_launcher",
+    "deltaforge_dagster.installation.run_launcher",
 )
 """Modules that this process imports before it forks, because the processes need them."""
 
@@ -158,7 +158,7 @@ class DagsterProcesses:
             started._run(
                 "daemon",
                 settings.home,
-                ForkedModule("deltaforge_dagster.launcher", ["run", "-w", str(workspace)]),
+                ForkedModule("deltaforge_dagster.installation", ["run", "-w", str(workspace)]),
             )
         except BaseException:
             started.stop()

@@ -22,14 +22,14 @@ from deltaforge_dagster.cli.output import moment, position
 from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.installation.lake_jars import installed_jars
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
-from deltaforge_dagster.resources.lake_jars import installed_jars
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.spark_server import SparkServer
 
 
 def dev(

@@ -17,10 +17,10 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.folders import make_folder
+from deltaforge_dagster.installation.lake_jars import RESTART, missing_jars
+from deltaforge_dagster.installation.maven import CENTRAL, Artifact, copy, download
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.processes.maven import CENTRAL, Artifact, copy, download
-from deltaforge_dagster.resources.lake_jars import RESTART, missing_jars
-from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.pending import DUCKDB, SPARK, PendingRows, pending_name
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.files.check import check
-from deltaforge_dagster.resources.lake_jars import LAKE_JARS
+from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import held, position

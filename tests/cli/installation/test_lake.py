@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.processes.maven import Artifact
-from deltaforge_dagster.resources import lake_jars
-from deltaforge_dagster.resources.lake_jars import installed_jars
-from tests.processes.test_maven import CONTENT, JAR, Repository, serving
+from deltaforge_dagster.installation import lake_jars
+from deltaforge_dagster.installation.lake_jars import installed_jars
+from deltaforge_dagster.installation.maven import Artifact
+from tests.installation.test_maven import CONTENT, JAR, Repository, serving
 
 OTHER = Artifact("org.other:jar:2", hashlib.sha256(b"other").hexdigest())
 

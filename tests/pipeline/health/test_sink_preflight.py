@@ -22,8 +22,8 @@ from pydantic import TypeAdapter
 
 from deltaforge_dagster.config.model import Sink
 from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.pipeline.health.sink_preflight import preflight
-from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks import preflight as of_all
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka import preflight as of_kafka

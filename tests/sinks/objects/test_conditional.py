@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from deltaforge_dagster.processes.process import ServerProcess, free_port
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_dagster.sinks.objects import stores
 from deltaforge_dagster.sinks.objects.config import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import RemoteStore

@@ -18,7 +18,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-from deltaforge_dagster.processes.process import free_port
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.objects import stores
 from deltaforge_dagster.sinks.objects.config import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import LocalStore, ObjectStore, RemoteStore, open_store

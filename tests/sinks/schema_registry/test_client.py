@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-from deltaforge_dagster.processes.process import free_port
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.schema_registry.client import SchemaRegistryClient
 from deltaforge_dagster.sinks.schema_registry.preflight import findings
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer

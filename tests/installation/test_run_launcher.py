@@ -18,7 +18,7 @@ from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.launcher.run_launcher import (
+from deltaforge_dagster.installation.run_launcher import (
     DEFINITIONS,
     PROCESS_TAG,
     ForkedRunLauncher,
@@ -26,7 +26,7 @@ from deltaforge_dagster.launcher.run_launcher import (
 )
 from deltaforge_dagster.resources.instance import dagster_home
 from tests.e2e.deployment import eventually
-from tests.launcher.jobs import FOLDER_TAG, waiting
+from tests.installation.jobs import FOLDER_TAG, waiting
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ LAUNCHES = """
 import sys
 from pathlib import Path
 import dagster as dg
-from tests.launcher.test_run_launcher import Launched
+from tests.installation.test_run_launcher import Launched
 
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
     launched = Launched(instance, Path(sys.argv[2]))

@@ -19,9 +19,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from deltaforge_dagster.errors import SettingsError, SparkUnavailable
-from deltaforge_dagster.processes import java
-from deltaforge_dagster.resources.lake_jars import LAKE_JARS
-from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.installation import java
+from deltaforge_dagster.installation.lake_jars import LAKE_JARS
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_lab.servers.maven import fetch
 from tests.fix_spark import connected, unix_sockets
 from tests.pipeline.lake.lake_tables import FORMATS, Lake, Staging
@@ -213,7 +213,7 @@ def test_a_server_that_is_still_starting_is_stopped(tmp_path: Path) -> None:
     never_ready.write_text("#!/bin/sh\nexec sleep 3600\n")
     never_ready.chmod(0o700)
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
+    command = [sys.executable, "-m", "deltaforge_dagster.installation.spark_server"]
     options = {"heap": "1g", "idle_seconds": 900, "jars": [], "class_list": None}
     command += [str(folder), str(java_home), str(writing), json.dumps(options)]
     with subprocess.Popen(command, pass_fds=[writing]) as watcher:

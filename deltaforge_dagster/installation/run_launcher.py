@@ -4,7 +4,7 @@ Dagster's own launcher has the code server start a new Python for each run. That
 of processor time until the run holds its lease, which is most of a change's latency while no run is
 live. Here the launching process, Dagster's daemon, starts one *fork server* (that of
 `multiprocessing`), either with its first run or at its own start (`begin`). The fork server imports
-`run_process` and `run_kernels`. Each run is a fork of it, so runs also share the memory of
+`run_process`. Each run is a fork of it, so runs also share the memory of
 everything that was imported.
 
 ::
@@ -34,7 +34,7 @@ from deltaforge_dagster.dagster_private import (
     get_run_crash_explanation,
     run_arguments,
 )
-from deltaforge_dagster.processes.forked import start_fork_server
+from deltaforge_dagster.installation.forked import start_fork_server
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 
@@ -42,8 +42,7 @@ DEFINITIONS = "deltaforge_dagster.definitions"
 """The module of our definitions."""
 _IMPORTED = [
     __name__,
-    "deltaforge_dagster.launcher.run_process",
-    "deltaforge_dagster.launcher.run_kernels",
+    "deltaforge_dagster.installation.run_process",
 ]
 """What the fork server imports before it forks."""
 
@@ -52,6 +51,8 @@ _LOOK_SECONDS = 1.0
 _END_SECONDS = 10.0
 """How long the launcher retries to start a run's process after the fork server was killed."""
 
+PIPELINE_TAG = "deltaforge/pipeline"
+"""Tag of the runs of a pipeline's jobs, with the pipeline's name."""
 PROCESS_TAG = "deltaforge/process"
 """Tag of a forked run: the pid and the start time of its process."""
 
@@ -147,10 +148,6 @@ def _start(process: ForkServerProcess) -> None:
 
 def _is_ours(run: dg.DagsterRun, origin: JobPythonOrigin) -> bool:
     """Return whether a run is one of a pipeline's jobs, or of our definitions."""
-    # Imported here: every process of Dagster imports this module, but only the daemon launches
-    # runs.
-    from deltaforge_dagster.assets.names import PIPELINE_TAG  # noqa: PLC0415
-
     pointer = origin.repository_origin.code_pointer
     return PIPELINE_TAG in run.tags or getattr(pointer, "module", None) == DEFINITIONS
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes import process
-from deltaforge_dagster.processes.process import (
+from deltaforge_dagster.installation import process
+from deltaforge_dagster.installation.process import (
     Account,
     ServerProcess,
     free_port,
@@ -126,7 +126,7 @@ def test_the_server_ends_and_its_files_go_when_we_are_killed(
     directory.mkdir()
     script = (
         "import sys, time, pathlib\n"
-        "from deltaforge_dagster.processes.process import ServerProcess\n"
+        "from deltaforge_dagster.installation.process import ServerProcess\n"
         "d = pathlib.Path(sys.argv[1])\n"
         "p = ServerProcess('sleeper', ['sleep', '600'], directory=d, remove=d)\n"
         "print(p.pid, flush=True)\n"
@@ -171,7 +171,7 @@ def test_what_is_to_be_done_after_a_fork_does_not_disturb_another_account(tmp_pa
     """A library's handler that would end every forked process, as gRPC's may, ends no program of ours."""
     script = (
         "import ctypes, pathlib, signal, sys\n"
-        "from deltaforge_dagster.processes.process import Account, ServerProcess, run_as\n"
+        "from deltaforge_dagster.installation.process import Account, ServerProcess, run_as\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.__register_atfork(None, None, libc.abort, None)\n"
         "account = Account.ordinary()\n"

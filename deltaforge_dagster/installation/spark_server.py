@@ -45,10 +45,10 @@ from pathlib import Path
 from typing import Self
 
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
-from deltaforge_dagster.processes.forked import LONGEST_SOCKET
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.processes.process import ServerProcess, free_port
-from deltaforge_dagster.resources import spark_classes
+from deltaforge_dagster.installation import spark_classes
+from deltaforge_dagster.installation.forked import LONGEST_SOCKET
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 
 IDLE_SECONDS = 900.0
 HEAP = "1g"
@@ -111,7 +111,7 @@ LAKE_SETTINGS = {
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""What `resources.lake_jars` need; a session itself names the Iceberg catalogs that it uses."""
+"""What `lake_jars` need; a session itself names the Iceberg catalogs that it uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class SparkServer:
 
         Args:
             home: Directory of the installation, created if missing.
-            jars: Jars of `resources.lake_jars` for a newly started server, none to start it
+            jars: Jars of `lake_jars` for a newly started server, none to start it
                 without. A running server that lacks one of them is replaced if no other process
                 uses it.
             heap: Java heap size of a newly started server.
@@ -328,11 +328,11 @@ def _start(folder: Path, options: _Options) -> None:
     java = find_java()
     (folder / "watcher.lock").write_bytes(b"")  # the pid of a killed watcher may be reused
     reading, writing = os.pipe()
-    watcher = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
+    watcher = [sys.executable, "-m", "deltaforge_dagster.installation.spark_server"]
     watcher += [str(folder), str(java), str(writing), json.dumps(asdict(options))]
     try:
         with (folder / "server.log").open("wb") as log:  # the server appends to it
-            subprocess.run(  # noqa: S603 - this interpreter and module
+            subprocess.run(
                 ["/bin/sh", "-c", '"$@" &', "sh", *watcher],
                 env=_environment(java),
                 stdin=subprocess.DEVNULL,
@@ -486,7 +486,7 @@ def _command(java: Path, work: Path, configuration: Path, options: _Options) -> 
     launcher = [str(java / "bin" / "java"), "-Xmx128m", *JAVA_OPTIONS.split()]
     launcher += ["-cp", str(spark_classes.JARS / "*")]
     launcher += ["org.apache.spark.launcher.Main", spark_class]
-    answer = subprocess.run(  # noqa: S603 - the Java that was found, and Spark's own class
+    answer = subprocess.run(
         [*launcher, "--class", server_class, "spark-internal"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -529,7 +529,7 @@ def _configure(conf: Path, work: Path, options: _Options, port: int) -> Path:
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": _hadoop_path(conf / "fairscheduler.xml"),
-        "spark.python.daemon.module": "deltaforge_dagster.resources.spark_daemon",
+        "spark.python.daemon.module": "deltaforge_dagster.installation.spark_daemon",
         "spark.python.unix.domain.socket.enabled": json.dumps(_can_hold_sockets(work)),
         # Spark must not write into the working directory of the process that starts the server.
         "spark.local.dir": work,

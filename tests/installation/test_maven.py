@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes import maven
-from deltaforge_dagster.processes.maven import Artifact, copy, download
+from deltaforge_dagster.installation import maven
+from deltaforge_dagster.installation.maven import Artifact, copy, download
 
 CONTENT = bytes(range(256)) * 4096
 JAR = Artifact("org.some:thing_2.13:1.0", hashlib.sha256(CONTENT).hexdigest())

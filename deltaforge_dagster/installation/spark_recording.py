@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from deltaforge_dagster.installation import spark_classes
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.spark_server import JAVA_OPTIONS, SparkServer
 from deltaforge_dagster.pipeline.spark_client import SparkSession
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.resources import spark_classes
-from deltaforge_dagster.resources.spark_server import JAVA_OPTIONS, SparkServer
 
 
 def record() -> bool:

@@ -77,7 +77,7 @@ def dump(java: Path, options: Sequence[str], class_list: Path) -> None:
         draft = Path(folder) / target.name
         command = [str(java / "bin" / "java"), "-Xshare:dump", *options]
         command += [f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={draft}"]
-        answer = subprocess.run(  # noqa: S603 - the Java that was found
+        answer = subprocess.run(
             [*command, "-cp", class_path()],
             stdin=subprocess.DEVNULL,
             capture_output=True,

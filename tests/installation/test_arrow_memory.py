@@ -10,7 +10,7 @@ import pytest
 
 NAME = "ARROW_DEFAULT_MEMORY_POOL"
 COMMAND = "from deltaforge_dagster.cli.main import app; app(['schema'], standalone_mode=False)"
-RUN = "import deltaforge_dagster.launcher.run_process"
+RUN = "import deltaforge_dagster.installation.run_process"
 
 
 @pytest.mark.parametrize("begin", [COMMAND, RUN])

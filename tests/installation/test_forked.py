@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.forked import ForkedModule
-from deltaforge_dagster.processes.process import ServerProcess
-from tests.processes.test_process import alive, gone
+from deltaforge_dagster.installation.forked import ForkedModule
+from deltaforge_dagster.installation.process import ServerProcess
+from tests.installation.test_process import alive, gone
 
 PROJECT = Path(__file__).parents[2]
 
@@ -31,8 +31,8 @@ time.sleep(600)
 
 HOLDS_A_LOCK = """\
 import fcntl, os, pathlib, sys, time
-from deltaforge_dagster.processes.forked import ForkedModule
-from deltaforge_dagster.processes.process import ServerProcess
+from deltaforge_dagster.installation.forked import ForkedModule
+from deltaforge_dagster.installation.process import ServerProcess
 folder = pathlib.Path(sys.argv[1])
 lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -48,7 +48,7 @@ time.sleep(600)
 
 STARTS_A_FORK_SERVER = """\
 import fcntl, multiprocessing, os, pathlib, sys, time
-from deltaforge_dagster.processes.forked import start_fork_server
+from deltaforge_dagster.installation.forked import start_fork_server
 folder = pathlib.Path(sys.argv[1])
 lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.forked import DAEMON_UMASK, Fork, ForkedModule
+from deltaforge_dagster.installation.forked import DAEMON_UMASK, Fork, ForkedModule
 
 _GUARD = """
 cat >/dev/null

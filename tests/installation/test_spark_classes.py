@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SparkUnavailable
-from deltaforge_dagster.processes.java import find_java
-from deltaforge_dagster.resources import spark_classes, spark_recording
-from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.installation import spark_classes, spark_recording
+from deltaforge_dagster.installation.java import find_java
+from deltaforge_dagster.installation.spark_server import SparkServer
 
 ARCHIVES = """\
 #!/bin/sh

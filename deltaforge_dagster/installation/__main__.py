@@ -7,7 +7,7 @@ So the first run does not have to wait for the fork server. This is a `__main__`
 from __future__ import annotations
 
 from deltaforge_dagster.dagster_private import run_daemon
-from deltaforge_dagster.launcher import run_launcher
+from deltaforge_dagster.installation import run_launcher
 
 if __name__ == "__main__":
     run_launcher.begin()

@@ -10,7 +10,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from deltaforge_dagster.processes.sockets import remove_abandoned_sockets
+from deltaforge_dagster.installation.spark_daemon import remove_abandoned_sockets
 
 LISTENS = """
 import socket, sys

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.processes.maven import Artifact
-from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.installation.maven import Artifact
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.sources.findings import Finding
 
 RESTART = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.processes.java import find_java
+from deltaforge_dagster.installation.java import find_java
 
 
 def fake_java(home: Path, version: str) -> Path:

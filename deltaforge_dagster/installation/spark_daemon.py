@@ -24,8 +24,10 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -35,8 +37,7 @@ for _archive in [path for path in sys.path if path.endswith((".zip", ".jar"))]:
     sys.path_importer_cache.pop(_archive, None)
 
 # ruff: noqa: E402
-from deltaforge_dagster.processes.arrow_memory import arrow_uses_malloc
-from deltaforge_dagster.processes.sockets import remove_abandoned_sockets
+from deltaforge_dagster.installation.arrow_memory import arrow_uses_malloc
 
 arrow_uses_malloc()
 
@@ -56,6 +57,18 @@ pandas is only imported where a function uses it, because it takes 45 MB.
 IDLE_SECONDS = 300
 _CHECK_SECONDS = 10
 _idle = 0
+
+_SOCKET_NAME = re.compile(r"\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.sock")
+"""Matches the names that Spark gives to its sockets in a folder."""
+
+_BOUND = Path("/proc/net/unix")
+"""Linux's list of all bound sockets (proc(5)).
+
+Connecting to each socket instead would use up one that waits for a single client.
+"""
+
+_YOUNG_SECONDS = 60.0
+"""Younger files are kept, because a socket's file appears a moment before the socket is listed."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
@@ -89,6 +102,28 @@ def _remove_sockets_of_killed_parents() -> None:
     if folder is not None:
         with contextlib.suppress(OSError):  # nothing that a job needs
             remove_abandoned_sockets(Path(folder))
+
+
+def remove_abandoned_sockets(folder: Path) -> None:
+    """Remove the files of Spark's sockets in a folder that no process has bound; only on Linux."""
+    files = [
+        path
+        for path in folder.iterdir()
+        if _SOCKET_NAME.fullmatch(path.name) and path.is_socket() and _age(path) > _YOUNG_SECONDS
+    ]
+    if not files or not _BOUND.exists():
+        return
+    bound = {line.rpartition(" ")[2] for line in _BOUND.read_text().splitlines()}
+    for path in files:
+        if str(path) not in bound:
+            path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:  # removed meanwhile
+        return 0.0
 
 
 if __name__ == "__main__":
