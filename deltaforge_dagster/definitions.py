@@ -11,33 +11,38 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.health import build_health_asset, build_health_check
 from deltaforge_dagster.assets.lake_tables import lake_table_specs, writes_tables
 from deltaforge_dagster.assets.maintenance import (
     build_maintenance_asset,
     build_maintenance_job,
+    build_maintenance_schedule,
     maintained_sinks,
 )
-from deltaforge_dagster.assets.pipeline import build_pipeline_asset, build_pipeline_job
+from deltaforge_dagster.assets.pipeline import (
+    build_health_asset,
+    build_health_check,
+    build_pipeline_asset,
+    build_pipeline_job,
+    build_snapshot_asset,
+    build_snapshot_job,
+)
 from deltaforge_dagster.assets.schemas import build_schemas_asset
-from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snapshot_job
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
-from deltaforge_dagster.resources.installed import (
+from deltaforge_dagster.resources.platform import (
+    Platform,
     former_pipelines,
     installed_pipelines,
     lake_tables,
 )
-from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.sensors.every_tick import TickCache
 from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
-from deltaforge_dagster.sensors.maintenance import build_maintenance_schedule
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
-from deltaforge_dagster.sensors.tick_cache import TickCache
-from deltaforge_dagster.sensors.watch_room import WatchRoom
+from deltaforge_dagster.sensors.tick import WatchRoom
 
 
 def build_definitions(

@@ -21,7 +21,7 @@ from deltaforge_dagster.assets.names import (
     UNTIL_TAG,
     asset_key,
 )
-from deltaforge_dagster.assets.observer import RunObserver
+from deltaforge_dagster.assets.publish import RunObserver
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost

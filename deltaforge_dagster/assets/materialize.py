@@ -10,9 +10,8 @@ from deltaforge_dagster.assets.names import (
     asset_key,
     range_number,
 )
-from deltaforge_dagster.assets.observer import RunObserver
 from deltaforge_dagster.assets.preview import observation
-from deltaforge_dagster.assets.publish import materialization
+from deltaforge_dagster.assets.publish import RunObserver, materialization
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.control.publication import CHANGES, publication_of

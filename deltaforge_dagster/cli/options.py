@@ -8,7 +8,7 @@ import typer
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.resources.platform import installed_pipelines
 
 
 def _names(incomplete: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.resources.platform import installed_pipelines
 
 
 def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, LoadedPipeline]:

@@ -33,8 +33,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_dagster.pipeline.spark_session import spark_condition
-from deltaforge_dagster.resources.installed import installed_pipelines
-from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.resources.platform import existing_store, installed_pipelines
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.lake.dialect import LakeDialect, session_settings

@@ -24,11 +24,10 @@ from deltaforge_dagster.pipeline.control.catalog import (
 )
 from deltaforge_dagster.pipeline.health.health import health, note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
+from deltaforge_dagster.sensors.every_tick import NOT_WELL, TickCache, red
 from deltaforge_dagster.sensors.history import forget_assets
 from deltaforge_dagster.sensors.launches import LaunchWatch
-from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
-from deltaforge_dagster.sensors.tick_cache import TickCache
 from deltaforge_dagster.state.lake_commits import StoredWrite
 
 _INTERVAL_SECONDS = 4

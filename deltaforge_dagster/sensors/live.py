@@ -8,13 +8,16 @@ from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.sensors.current import current, is_outdated
-from deltaforge_dagster.sensors.interval import interval_seconds
-from deltaforge_dagster.sensors.red import NOT_WELL, red
+from deltaforge_dagster.sensors.every_tick import (
+    NOT_WELL,
+    TickCache,
+    current,
+    interval_seconds,
+    is_outdated,
+    red,
+)
 from deltaforge_dagster.sensors.snapshot import due_snapshot_run
-from deltaforge_dagster.sensors.tick import tick
-from deltaforge_dagster.sensors.tick_cache import TickCache
-from deltaforge_dagster.sensors.watch_room import ROUND_SECONDS, WatchRoom
+from deltaforge_dagster.sensors.tick import ROUND_SECONDS, WatchRoom, tick
 
 
 def build_sensor(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from deltaforge_dagster.assets.health import health_evaluation
+from deltaforge_dagster.assets.pipeline import health_evaluation
 from deltaforge_dagster.dagster_private import RUNLESS_RUN_ID, AssetCheckExecutionRecord
 from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import Health

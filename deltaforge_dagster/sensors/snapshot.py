@@ -25,10 +25,8 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.snapshots.liveness import is_alive, living
 from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
-from deltaforge_dagster.sensors.current import current
-from deltaforge_dagster.sensors.interval import interval_seconds
+from deltaforge_dagster.sensors.every_tick import TickCache, current, interval_seconds
 from deltaforge_dagster.sensors.tick import UNFINISHED
-from deltaforge_dagster.sensors.tick_cache import TickCache
 from deltaforge_dagster.state.store import StateStore
 
 PAUSES_SECONDS = (5.0, 20.0, 60.0)

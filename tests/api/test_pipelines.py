@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.resources.platform import installed_pipelines
 from deltaforge_dagster.sinks.lake.config import IcebergSinkConfig
 from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.state.records import Failure

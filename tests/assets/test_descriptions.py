@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.assets.checks import check_specs
 from deltaforge_dagster.assets.descriptions import asset_specs, health_spec, owners, tags
-from deltaforge_dagster.assets.health import build_health_check
+from deltaforge_dagster.assets.pipeline import build_health_check
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import Metadata
 from deltaforge_dagster.pipeline.control.code_versions import code_parts

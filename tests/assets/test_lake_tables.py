@@ -11,7 +11,7 @@ import yaml
 from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.maintenance import observation
 from deltaforge_dagster.assets.names import maintenance_key
-from deltaforge_dagster.assets.observer import RunObserver
+from deltaforge_dagster.assets.publish import RunObserver
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions

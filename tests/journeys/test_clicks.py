@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from deltaforge_dagster.assets.health import WELL_CHECK
 from deltaforge_dagster.assets.names import (
     asset_key,
     health_key,
@@ -23,6 +22,7 @@ from deltaforge_dagster.assets.names import (
     snapshot_key,
     tables_name,
 )
+from deltaforge_dagster.assets.pipeline import WELL_CHECK
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from tests.e2e.webserver import ASSET_JOB
 from tests.journeys.installation import NAME, ROWS, TABLE, Installation, wait

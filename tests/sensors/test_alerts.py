@@ -15,9 +15,8 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.resources import alert_hooks
-from deltaforge_dagster.resources.alert_hooks import AlertProblem, notify
-from deltaforge_dagster.sensors.alerts import SENSOR, problems
+from deltaforge_dagster.sensors import alerts
+from deltaforge_dagster.sensors.alerts import SENSOR, AlertProblem, notify, problems
 from deltaforge_dagster.state.store import StateStore
 
 SECRET = "T0k3n-of-the-hook"
@@ -80,7 +79,7 @@ class Hooks:
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hooks]:
     """A server for hooks; the pause between attempts is short."""
-    monkeypatch.setattr(alert_hooks, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(alerts, "_PAUSE_SECONDS", 0.01)
     server = Hooks()
     yield server
     server.close()

@@ -27,9 +27,8 @@ from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.work import begin
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
-from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.platform import Platform, installed_pipelines
 
 
 def dev(

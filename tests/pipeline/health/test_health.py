@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from deltaforge_dagster.assets.health import health_evaluation
+from deltaforge_dagster.assets.pipeline import health_evaluation
 from deltaforge_dagster.config.file.load import (
     BrokenPipeline,
     LoadedPipeline,

@@ -12,7 +12,7 @@ from dagster._core.storage.event_log import SqlEventLogStorage
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import Terminal
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.sensors.tick_cache import TickCache
+from deltaforge_dagster.sensors.every_tick import TickCache
 from tests.fix_postgres import StartPostgres
 
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from deltaforge_dagster.sensors.red import NOT_WELL, red
+from deltaforge_dagster.sensors.every_tick import NOT_WELL, red
 
 
 def test_a_tick_that_is_well_skips() -> None:

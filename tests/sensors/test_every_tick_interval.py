@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.sensors.interval import interval_seconds
+from deltaforge_dagster.sensors.every_tick import interval_seconds
 
 PIPELINE = """\
 metadata: {{name: shop, tenant: acme}}

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from deltaforge_dagster.assets.lineage import column_lineage
+from deltaforge_dagster.assets.lake_tables import column_lineage
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.schemas import TableHistory
