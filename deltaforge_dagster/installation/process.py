@@ -1,10 +1,12 @@
 """Run a server program as a child process that never outlives this process.
 
 A server runs in its own session, so Ctrl-C reaches only this process, which then stops the server
-in order. If this process cannot do that (killed, crashed, `os._exit`), a *guard* does: a short
-shell script that waits on a pipe whose other end only this process holds. The kernel closes that
-end when this process ends, for whatever reason; the guard then stops the server and removes its
-temporary directory.
+in order. A command that has children takes SIGTERM and SIGHUP like Ctrl-C (`interrupt_once`).
+
+If this process cannot stop the server (killed, crashed, `os._exit`), a *guard* does: a short shell
+script that waits on a pipe whose other end only this process holds. The kernel closes that end when
+this process ends, for whatever reason; the guard then stops the server and removes its temporary
+directory.
 
 Some servers refuse to run as root (PostgreSQL). A process of root runs them as an ordinary account
 (`Account.ordinary`), which owns the temporary directory.
@@ -350,3 +352,18 @@ def package_directory(package: str) -> Path | None:
 def remove_directory(directory: Path) -> None:
     """Delete a directory with everything in it; errors are ignored."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def interrupt_once(*_: object) -> None:
+    """Handle SIGTERM or SIGHUP like Ctrl-C.
+
+    Whoever ends the process may repeat the signal until it is gone. Both signals are ignored from
+    then on, so that repeats do not interrupt the shutdown; Ctrl-C still does.
+
+    Raises:
+        KeyboardInterrupt: Always.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Not a handler in Python: the interpreter removes those before the process has ended.
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

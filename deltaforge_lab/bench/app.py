@@ -6,7 +6,7 @@ import signal
 
 import typer
 
-from deltaforge_dagster.cli.interrupts import interrupt_once
+from deltaforge_dagster.installation.process import interrupt_once
 from deltaforge_lab.bench.capture import capture
 from deltaforge_lab.bench.debezium import debezium
 from deltaforge_lab.bench.decode import decode

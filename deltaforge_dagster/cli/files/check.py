@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from deltaforge_dagster.cli.files.destinations import destinations
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sources.base import SourceBlock
+from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.installation.lake_jars import jars_finding
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
@@ -26,6 +27,7 @@ from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.store import StateStore
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
@@ -103,3 +105,15 @@ def _print(pipeline: str, findings: list[Finding]) -> None:
         f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "
         f"warnings {levels['warning']}, errors {levels['error']}"
     )
+
+
+def destinations(sink: SinkConfig, source: SourceBlock) -> list[str]:
+    """Return the destinations of a sink, with unknown variables left as they are.
+
+    `${source.table}` and its schema or database are known if no pattern in `tables` has a wildcard.
+    """
+    kind = source_types()[source.type]
+    names = [kind.table_variables(pattern) for pattern in source.config.tables]
+    if not names or any("*" in part or "%" in part for name in names for part in name.values()):
+        names = [{}]
+    return list(dict.fromkeys(filled(sink.destination, sink.variables(name)) for name in names))

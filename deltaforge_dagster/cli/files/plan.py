@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from deltaforge_dagster.assets.names import job_name, snapshot_job_name
-from deltaforge_dagster.cli.files.destinations import destinations
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
+from deltaforge_dagster.cli.files.check import destinations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.config.settings import Settings

@@ -11,9 +11,8 @@ import typer
 
 from deltaforge_dagster.assets import preview as shown
 from deltaforge_dagster.assets.publish import add_partition
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
 from deltaforge_dagster.cli.output import grid, print_answer
-from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.file.processor_file import load_processors
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.process.chains import chain_of

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from deltaforge_dagster.cli.arguments import JsonOption, NameArgument, known_pipeline, opened_store
 from deltaforge_dagster.cli.installation.run import range_numbers
-from deltaforge_dagster.cli.options import JsonOption, NameArgument
 from deltaforge_dagster.cli.output import moment, print_answer
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.plural import pluralize, size

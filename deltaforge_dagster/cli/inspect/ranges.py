@@ -10,9 +10,8 @@ import typer
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.arguments import JsonOption, NameArgument, known_pipeline, opened_store
 from deltaforge_dagster.cli.output import moment, print_answer
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.pipeline.plural import size
 from deltaforge_dagster.state.records import CheckpointRow, RangeRow
 

@@ -7,10 +7,15 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    NameArgument,
+    PipelineArgument,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.output import moment, position, show_grid
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.schemas import live as live_schemas

@@ -10,10 +10,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    PipelineArgument,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.installation.run import range_numbers
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed

@@ -20,12 +20,11 @@ from typing import Self
 
 import dagster as dg
 
-from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.dagster_private import DAEMON_MODULES
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.forked import ForkedModule, share
-from deltaforge_dagster.installation.process import ServerProcess, free_port
+from deltaforge_dagster.installation.process import ServerProcess, free_port, interrupt_once
 from deltaforge_dagster.installation.run_launcher import DEFINITIONS
 
 _START_SECONDS = 240.0

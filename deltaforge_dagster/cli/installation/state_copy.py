@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from deltaforge_dagster.cli.options import JsonOption
+from deltaforge_dagster.cli.arguments import JsonOption, opened_store
 from deltaforge_dagster.cli.output import say
-from deltaforge_dagster.cli.state import opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.plural import pluralize, size

@@ -10,10 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    NameArgument,
+    PipelineArgument,
+    installed_files,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.output import moment, position, print_answer
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError

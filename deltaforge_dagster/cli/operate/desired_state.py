@@ -6,10 +6,15 @@ it before it starts a run.
 
 from __future__ import annotations
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    NameArgument,
+    PipelineArgument,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.output import say
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
 

@@ -9,9 +9,8 @@ import orjson
 import typer
 from rich.table import Table
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.arguments import JsonOption, NameArgument, known_pipeline, opened_store
 from deltaforge_dagster.cli.output import print_answer
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.plural import duration, pluralize
 from deltaforge_dagster.state.dead_letters import entry_json

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.arguments import JsonOption, NameArgument, known_pipeline, opened_store
 from deltaforge_dagster.cli.output import position, print_answer, say
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.capture.holds import TABLE
 from deltaforge_dagster.pipeline.plural import duration, pluralize, size

@@ -11,14 +11,19 @@ from typing import Annotated
 
 import typer
 
+from deltaforge_dagster.cli.arguments import (
+    JsonOption,
+    PipelineArgument,
+    installed_files,
+    known_pipeline,
+    opened_store,
+    select_pipeline,
+)
 from deltaforge_dagster.cli.operate.checkpoint import (
     confirm_deletion,
     deleted_state,
     on_terminal,
 )
-from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.arguments import JsonOption, NameArgument, known_pipeline, opened_store
 from deltaforge_dagster.cli.output import say
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.state.records import CheckpointRow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

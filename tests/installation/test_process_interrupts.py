@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deltaforge_dagster.cli.interrupts import interrupt_once
+from deltaforge_dagster.installation.process import interrupt_once
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
