@@ -77,7 +77,6 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     from deltaforge_dagster.installation.lake_jars import LAKE_JARS  # noqa: PLC0415 - only here
     from deltaforge_dagster.installation.maven import Artifact  # noqa: PLC0415 - only here
     from deltaforge_dagster.installation.spark_server import SparkServer  # noqa: PLC0415 - only here
-
     from deltaforge_lab.servers.maven import fetch  # noqa: PLC0415 - only here
 
     own = tmp_path_factory.getbasetemp()

@@ -395,7 +395,7 @@ FAULTS = (
         "        _finish(stream, file)\n",
         "        _finish(stream, file)\n"
         "        _receive(artifact, f\"{repository.rstrip('/')}/{artifact.path}\", file, stream, progress)\n",
-        ("tests/processes/test_maven.py",),
+        ("tests/installation/test_maven.py",),
         "A download that is not the pinned file is kept, and used without a word the next time.",
     ),
 )

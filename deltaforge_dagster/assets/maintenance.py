@@ -84,6 +84,18 @@ def build_maintenance_job(loaded: LoadedPipeline, sink_id: str) -> UnresolvedAss
     )
 
 
+def build_maintenance_schedule(
+    job: UnresolvedAssetJobDefinition, options: LakeMaintenanceConfig
+) -> dg.ScheduleDefinition:
+    """Return the schedule of a job that maintains tables, which is on by default."""
+    return dg.ScheduleDefinition(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule=options.schedule,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+
+
 def observation(
     pipeline: str, stored: StoredWrite, maintained: "MaintainedTable"
 ) -> dg.AssetObservation:

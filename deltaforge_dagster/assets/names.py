@@ -15,9 +15,10 @@ from urllib.parse import unquote
 import dagster as dg
 
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.installation import run_launcher
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 
-PIPELINE_TAG = "deltaforge/pipeline"
+PIPELINE_TAG = run_launcher.PIPELINE_TAG
 RUN_TAG = "deltaforge/run"
 """The purpose of a run.
 

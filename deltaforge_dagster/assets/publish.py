@@ -1,8 +1,9 @@
 """Publication: writes the materializations of ranges into Dagster's event log.
 
-Both a run and a sensor tick call `publish`; they differ only in how an event is written (`emit`).
-The event is written first, its `published` row second. A call that finds an event without the row
-(a run was killed between the two) writes only the row, so that a range is published once.
+Both a run, while it works (`RunObserver`), and a sensor tick call `publish`; they differ only in
+how an event is written (`emit`). The event is written first, its `published` row second. A call
+that finds an event without the row (a run was killed between the two) writes only the row, so that
+a range is published once.
 
 A materialization links to the run that produced it, and to the range's first file in the journal;
 the other files are in the same directory.
@@ -15,13 +16,17 @@ from typing import Any
 
 import dagster as dg
 
+from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import asset_key, partition_key, partitions_name
+from deltaforge_dagster.assets.schemas import publish_versions
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, Publication, Value, pending
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.state.store import StateStore
 
 Emit = Callable[[dg.AssetMaterialization], None]
-
 _CODE_VERSION = "dagster/code_version"
 _DATA_VERSION = "dagster/data_version"
 _INPUT_VERSION = "dagster/input_data_version"
@@ -118,3 +123,35 @@ def _is_recorded(instance: dg.DagsterInstance, pipeline: str, publication: Publi
         return False
     hashed = event.metadata.get("content_hash")
     return hashed is not None and hashed.value == publication.metadata["content_hash"]
+
+
+class RunObserver:
+    """Publishes a live run in Dagster: partitions when ranges open, events when they are due."""
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, run_context: RunContext, loaded: LoadedPipeline
+    ) -> None:
+        self._context = context
+        self._run_context = run_context
+        self._loaded = loaded
+
+    def range_opened(self, number: int) -> None:
+        """Add the range as a partition."""
+        add_partition(self._context.instance, self._loaded.name, number)
+        self._context.log.info("range %s opened", number)
+
+    def publish(self) -> None:
+        """Publish the ranges, table versions and commits to tables that are due."""
+        instance, run_context = self._context.instance, self._run_context
+        name = self._loaded.name
+        publish(instance, run_context.store, name, self._emit, run_context.journal)
+        publish_versions(instance, run_context.store, name, self._context.log_event)
+        publish_writes(instance, run_context.store, self._loaded, self._context.log_event)
+
+    def warn(self, message: str) -> None:
+        """Log a warning."""
+        self._context.log.warning(message)
+
+    def _emit(self, event: dg.AssetMaterialization) -> None:
+        self._context.log_event(event)
+        failpoint("range-published")

@@ -30,7 +30,7 @@ _COMMANDS = {
         "Check pipeline files; print every problem and warning.",
     ),
     "schema": (
-        "files.schema:schema",
+        "files.validate:schema",
         "Print the pipeline file's format as JSON Schema, for editors.",
     ),
     "plan": ("files.plan:plan", "Show what a pipeline file means, creates and changes."),
@@ -71,7 +71,7 @@ _COMMANDS = {
         "installation.state_copy:app",
         "Back up the state store to one file, and restore it.",
     ),
-    "journal": ("operate.journal:app", "Rebuild a journal whose files were lost."),
+    "journal": ("operate.recover:journal_app", "Rebuild a journal whose files were lost."),
     "verify": (
         "inspect.verify:verify",
         "Verify the journal's files, and compare them with the source's log.",
@@ -96,10 +96,10 @@ _COMMANDS = {
         "Go on after the source's log has lost the pipeline's position.",
     ),
     "acknowledge": (
-        "operate.acknowledge:acknowledge",
+        "operate.recover:acknowledge",
         "Let sinks go without what the source's log lacks of tables.",
     ),
-    "resync": ("operate.resync:resync", "Load tables of a sink that keeps tables again."),
+    "resync": ("operate.snapshot:resync", "Load tables of a sink that keeps tables again."),
     "lake": (
         "installation.lake:app",
         "Prepare this machine to write Delta and Iceberg tables; read and maintain them.",

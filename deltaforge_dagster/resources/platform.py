@@ -1,26 +1,34 @@
-"""The installation as a resource: the state store and the journal, opened while they are used.
+"""The installation as a resource: its state store and journal, and the pipelines that it has.
 
-It is a plain object on purpose: Dagster's UI shows the configuration of configurable resources, and
-the state URL may contain a password.
+`Platform` opens store and journal while they are used. It is a plain object on purpose: Dagster's
+UI shows the configuration of configurable resources, and the state URL may contain a password.
+
+The functions about pipelines also answer while the state store cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.errors import DeltaforgeError, SettingsError, SpecError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed, united
+from deltaforge_dagster.pipeline.control.specs import FormerPipeline, former_pipeline
 from deltaforge_dagster.pipeline.run.live import interrupted_afterwards
 from deltaforge_dagster.sinks.registry import ObjectSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types
+from deltaforge_dagster.state.lake_commits import StoredWrite
 from deltaforge_dagster.state.store import StateStore
+
+UNREADABLE = "pipelines-of-the-state-store"
+"""Name of the placeholder for the pipelines in the state store while it cannot be read."""
 
 
 @contextmanager
@@ -98,3 +106,52 @@ def build_source(spec: PipelineSpec) -> Source:
     context = SourceContext(spec.metadata.name, spec.spec.engine, keeps_rows)
     with interrupted_afterwards():  # imports the module of the source
         return source_types()[declared.type].build(declared.config, context)
+
+
+def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
+    """Return every pipeline: those of the files, then those stored in the state store.
+
+    Raises:
+        SpecError: The path `settings.pipelines` does not exist; an empty directory is allowed.
+    """
+    try:
+        with existing_store(settings) as store:
+            return installed(settings, store)
+    except SpecError:
+        raise
+    except DeltaforgeError as error:
+        files = load_pipelines(settings.pipelines, strict=settings.strict)
+        return united(files, [BrokenPipeline(None, UNREADABLE, SpecError(str(error)))])
+
+
+def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> list[FormerPipeline]:
+    """Return the broken pipelines as they were when last in use.
+
+    While the state store cannot be read, there are none.
+    """
+    broken = [pipeline for pipeline in pipelines if isinstance(pipeline, BrokenPipeline)]
+    if not broken:
+        return []
+    try:
+        with existing_store(settings) as store:
+            former = (
+                [] if store is None else [former_pipeline(store, pipeline) for pipeline in broken]
+            )
+    except DeltaforgeError:
+        return []
+    return [pipeline for pipeline in former if pipeline is not None]
+
+
+def lake_tables(
+    settings: Settings, pipelines: Sequence[str]
+) -> Mapping[str, Sequence[StoredWrite]]:
+    """Return, by pipeline, the last write to each lake table.
+
+    While the state store cannot be read, there are none.
+    """
+    tables: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
+    if tables:
+        with suppress(DeltaforgeError), existing_store(settings) as store:
+            if store is not None:
+                tables |= {name: store.lake_commits.tables(name) for name in pipelines}
+    return tables

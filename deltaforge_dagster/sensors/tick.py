@@ -6,13 +6,21 @@ as the failing check `source` of the pipeline's `changes` and in the tick's mess
 tries again. During a run, ticks also report when a sink begins to fail or has everything again
 (check `delivered`), and when changes are held or could not be delivered (checks `holds` and
 `dead_letters`).
+
+A tick may watch the source for a while, so that a run starts as soon as there is a change. Then it
+occupies a thread of Dagster's daemon and one of the code server, which needs its threads also to
+start runs and to answer the webserver. So at most half of the threads watch at a time
+(`WatchRoom`). If there are more pipelines than that, they share the time: the more pipelines, the
+shorter each tick watches.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -51,7 +59,6 @@ from deltaforge_dagster.sensors.report import (
     report_health,
     report_turn,
 )
-from deltaforge_dagster.sensors.tick import WatchRoom
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
@@ -70,6 +77,15 @@ UNFINISHED = [
     dg.DagsterRunStatus.CANCELING,
 ]
 """The statuses of a run that has not ended."""
+
+ROUND_SECONDS = 5
+"""Dagster's daemon evaluates sensors every five seconds."""
+
+WATCH_SECONDS = 4.0
+"""A tick that has ended by then is over before the daemon's next round, also on a busy machine."""
+
+_TOO_SHORT = 0.2
+"""Seconds: a shorter watch is not worth the connection that it opens."""
 
 
 def tick(
@@ -212,7 +228,6 @@ def _report_source(
 _preflighted: dict[str, list[str]] = {}
 """By pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
 
-
 _published: dict[str, object] = {}
 """By uid of the pipeline, the state after everything due was published.
 
@@ -320,3 +335,57 @@ def _report_dead(
             instance.report_run_failed(run, f"the run's process is gone: {why}")
             ended.add(run.run_id)
     return ended
+
+
+class WatchRoom:
+    """Decides which ticks watch, and until when. Thread-safe.
+
+    Args:
+        pipelines: How many pipelines of this code server have a sensor.
+    """
+
+    def __init__(self, pipelines: int) -> None:
+        self._pipelines = pipelines
+        self._lock = threading.Lock()
+        self._watching = 0
+
+    @contextmanager
+    def watch(
+        self, instance: dg.DagsterInstance, build_source: Callable[[], Source], began: float
+    ) -> Iterator[HeadWatch | None]:
+        """Yield a watch that has begun; None if there is no room.
+
+        Args:
+            instance: Tells how many threads the daemon has for sensors.
+            build_source: Creates the source.
+            began: When the tick began, by the monotonic clock.
+        """
+        places = places_to_watch(instance)
+        until = began + WATCH_SECONDS * min(1.0, places / self._pipelines)
+        with self._lock:
+            room = self._watching < places and until - time.monotonic() > _TOO_SHORT
+            self._watching += room
+        if not room:
+            yield None
+            return
+        try:
+            with HeadWatch(build_source, until) as watch:
+                yield watch
+        finally:
+            with self._lock:
+                self._watching -= 1
+
+
+def places_to_watch(instance: dg.DagsterInstance) -> int:
+    """Return how many ticks may watch at a time: half of the threads for sensors.
+
+    The threads are those of the daemon or of the code server, whichever has fewer. 0 if the daemon
+    evaluates one sensor after another.
+    """
+    usual = min(32, (os.cpu_count() or 1) + 4)  # default of `ThreadPoolExecutor`, which both use
+    settings = instance.get_sensor_settings()
+    if not settings.get("use_threads"):
+        return 0
+    daemon = settings.get("num_workers") or usual
+    code_server = int(os.environ.get("DAGSTER_GRPC_MAX_WORKERS") or usual)
+    return min(daemon, code_server) // 2

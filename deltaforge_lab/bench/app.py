@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 import typer
-from deltaforge_dagster.installation.process import interrupt_once
 
+from deltaforge_dagster.installation.process import interrupt_once
 from deltaforge_lab.bench.capture import capture
 from deltaforge_lab.bench.debezium import debezium
 from deltaforge_lab.bench.decode import decode

@@ -26,9 +26,9 @@ from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import typer
-from deltaforge_dagster.installation.java import find_java
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.installation.java import find_java
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import progress
 from deltaforge_lab.bench.installation import Say

@@ -34,9 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
-from deltaforge_dagster.installation.process import ServerProcess
-
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.installation.process import ServerProcess
 from deltaforge_lab.bench.cost.processes import Sampler
 from deltaforge_lab.bench.drain import WARM_ROWS, fill, pair_servers
 from deltaforge_lab.bench.installation import Installation, Say, installed

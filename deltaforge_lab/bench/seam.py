@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
-from deltaforge_dagster.installation.spark_server import SparkServer
 from rich.console import Console
 from rich.table import Table
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments

@@ -18,8 +18,8 @@ import psycopg
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 
+from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 from deltaforge_dagster.pipeline.spark_client import SparkSession
 from deltaforge_lab.bench.installation import Installation
 from deltaforge_lab.servers.base import Server

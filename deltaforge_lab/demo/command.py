@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from deltaforge_dagster.installation.process import interrupt_once
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.installation.process import interrupt_once
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.state.records import RangeRow
 from deltaforge_lab.arrivals import Arrival, percentile, read_redis

@@ -2,7 +2,7 @@
 
 This module starts all of them. They keep their files in one directory, listen on free ports of
 127.0.0.1, and end with the environment: in order when the demo ends, through the guards of
-`processes.process` when it is killed.
+`installation.process` when it is killed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from deltaforge_dagster.installation.process import ServerProcess
-from deltaforge_dagster.installation.spark_server import SparkServer
-
 from deltaforge_dagster.cli.installation.dagster_processes import DagsterProcesses
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.installation.process import ServerProcess
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.resources.instance import dagster_home
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.demo.databases import PostgresDatabase, SqliteDatabase

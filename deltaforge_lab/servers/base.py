@@ -9,9 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from deltaforge_dagster.installation.process import ServerProcess, free_port, remove_directory
-
 from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.installation.process import ServerProcess, free_port, remove_directory
 
 Origin = Literal["installed", "package"]
 """Where programs come from: this machine, or a package."""

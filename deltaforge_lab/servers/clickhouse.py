@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlencode
 
-from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
-
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
 from deltaforge_lab.servers.base import OneProcessServer
 from deltaforge_lab.servers.clickhouse_http import PASSWORD_VARIABLE, USER
 

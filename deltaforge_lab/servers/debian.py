@@ -17,10 +17,9 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from deltaforge_dagster.installation.process import run_as
-
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.folders import user_cache
+from deltaforge_dagster.installation.process import run_as
 
 _LOADER = "ld-linux-x86-64.so.2"
 _ARCHIVE = "https://deb.debian.org/debian"

@@ -20,6 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
     OffsetSpec,
 )
+
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.java import find_java
 from deltaforge_dagster.installation.process import (
     ServerProcess,
@@ -27,8 +29,6 @@ from deltaforge_dagster.installation.process import (
     run_as,
     temporary_directory,
 )
-
-from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers.base import OneProcessServer
 from deltaforge_lab.servers.maven import fetch, parse_pins
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deltaforge_dagster.installation.maven import Artifact, download
-
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.folders import user_cache
+from deltaforge_dagster.installation.maven import Artifact, download
 
 _PARALLEL = 8
 

@@ -18,14 +18,14 @@ from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import pymysql
+
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.process import (
     Account,
     ServerProcess,
     run_as,
     temporary_directory,
 )
-
-from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers import mysql_programs
 from deltaforge_lab.servers.base import OneProcessServer, Origin
 from deltaforge_lab.servers.mysql_programs import Programs, Version

@@ -28,10 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.maven import Artifact
 from deltaforge_dagster.installation.process import run_as
-
-from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers import debian
 from deltaforge_lab.servers.base import Origin
 from deltaforge_lab.servers.maven import fetch

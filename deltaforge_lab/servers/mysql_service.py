@@ -20,7 +20,6 @@ from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from deltaforge_dagster.installation.process import Account, remove_directory, temporary_directory
-
 from deltaforge_lab.servers.mysql import MysqlServer, execute
 
 ADMINISTRATOR = "admin"

@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from deltaforge_dagster.installation.process import ServerProcess, run_as, temporary_directory
-
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.installation.process import ServerProcess, run_as, temporary_directory
 from deltaforge_lab.servers.base import OneProcessServer, Origin
 
 _OLDEST = (2, 11)

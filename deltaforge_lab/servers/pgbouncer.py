@@ -13,13 +13,13 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import psycopg
+from psycopg import conninfo
+
 from deltaforge_dagster.installation.process import (
     Account,
     ServerProcess,
     temporary_directory,
 )
-from psycopg import conninfo
-
 from deltaforge_lab.servers import debian
 from deltaforge_lab.servers.base import OneProcessServer
 

@@ -20,6 +20,9 @@ from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
+from psycopg import conninfo, sql
+
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.process import (
     Account,
     ServerProcess,
@@ -27,9 +30,6 @@ from deltaforge_dagster.installation.process import (
     run_as,
     temporary_directory,
 )
-from psycopg import conninfo, sql
-
-from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers import postgres_programs
 from deltaforge_lab.servers.base import Origin, Server
 

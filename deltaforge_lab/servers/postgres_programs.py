@@ -15,10 +15,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.maven import Artifact
 from deltaforge_dagster.installation.process import Account, package_directory, run_as
-
-from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers.base import Origin
 from deltaforge_lab.servers.maven import fetch
 

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
-
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
 from deltaforge_lab.servers import debian
 from deltaforge_lab.servers.base import OneProcessServer, Origin
 

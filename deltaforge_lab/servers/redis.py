@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Self
 
 import redis
+
+from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.installation.process import (
     ServerProcess,
     package_directory,
     run_as,
     temporary_directory,
 )
-
-from deltaforge_dagster.errors import SettingsError
 from deltaforge_lab.servers.base import OneProcessServer, Origin
 
 HOW_TO_GET = (

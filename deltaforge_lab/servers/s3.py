@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
-
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
 from deltaforge_lab.servers.base import OneProcessServer
 
 _START_SECONDS = 60.0

@@ -26,7 +26,6 @@ from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
-
 from deltaforge_lab.servers.avro_compatibility import InvalidSchemaError, parse, problems
 from deltaforge_lab.servers.base import OneProcessServer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deltaforge_dagster.installation.process import free_port
-
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from tests.api.conftest import Api, document
 

@@ -15,8 +15,8 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.cli import main
 from deltaforge_dagster.cli.installation import warm
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.installation import spark_recording
 from deltaforge_dagster.pipeline.run import kernels
-from deltaforge_dagster.resources import spark_recording
 from tests.entry_points import pretend
 
 

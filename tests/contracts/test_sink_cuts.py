@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from deltaforge_dagster.installation.process import free_port
 
 from deltaforge_dagster.errors import Retryable
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.http.client import ClientSettings
 from deltaforge_dagster.sinks.http.requests import RequestForm

@@ -18,7 +18,6 @@ from pathlib import Path
 from deltaforge_dagster.installation.java import find_java
 from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 from deltaforge_dagster.installation.process import ServerProcess, free_port
-
 from deltaforge_lab.servers.maven import fetch
 from tests.docker.compose import DOCKER, services
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyspark
 import yaml
+
 from deltaforge_dagster.installation.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]

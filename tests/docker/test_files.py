@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from deltaforge_dagster.installation.spark_server import LAKE_SETTINGS
 
 from deltaforge_dagster.cli.installation.dagster_processes import (
     ANSWER_SECONDS,
@@ -20,6 +19,7 @@ from deltaforge_dagster.cli.installation.dagster_processes import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.installation.spark_server import LAKE_SETTINGS
 from deltaforge_lab.servers.mysql import execute
 from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
 from tests.pipeline.changes import eventually

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.installation.process import free_port
 
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.compose import DOCKER, image_command, services

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaforge_dagster.installation.process import ServerProcess, free_port
 
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.compose import DOCKER, image_command, services

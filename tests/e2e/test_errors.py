@@ -15,8 +15,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import dagster as dg
 import psycopg
 import pytest
-from deltaforge_dagster.sensors.every_tick import NOT_WELL
 
+from deltaforge_dagster.sensors.every_tick import NOT_WELL
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started

@@ -8,8 +8,8 @@ from typing import Any
 
 import dagster as dg
 import httpx
-from deltaforge_dagster.installation.process import free_port
 
+from deltaforge_dagster.installation.process import free_port
 from tests.e2e.deployment import Deployment, eventually
 
 MODULE = "deltaforge_dagster.definitions"

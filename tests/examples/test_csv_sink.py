@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from deltaforge_dagster.installation.java import find_java
 
+from deltaforge_dagster.installation.java import find_java
 from deltaforge_dagster.sinks.registry import GROUP
 from deltaforge_dagster.testing.sinks import SinkContract, Subject
 from tests.examples.outside import Run, command, install, running_in

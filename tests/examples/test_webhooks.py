@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 import pytest
-from deltaforge_dagster.installation.process import free_port
 
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_lab.servers.http import HttpAnswer, HttpServer
 from tests.e2e.deployment import eventually
 from tests.examples.stage import EXAMPLES, Play

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from deltaforge_dagster.installation.process import free_port
 from psycopg import conninfo
 
+from deltaforge_dagster.installation.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 

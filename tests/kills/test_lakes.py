@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 from deltaforge_dagster.installation.spark_server import SparkServer
-
 from deltaforge_dagster.pipeline.failpoints import FAILPOINTS
 from deltaforge_lab.bench.cost.processes import descendants, usages
 from deltaforge_lab.servers.maven import fetch

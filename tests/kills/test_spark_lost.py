@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.installation.spark_server import SparkServer
 
+from deltaforge_dagster.installation.spark_server import SparkServer
 from tests.fix_spark import SparkAddress, connected
 from tests.kills.campaign import Campaign
 from tests.kills.cells import POSTGRES_TO_REDIS

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.installation.process import free_port
 
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import (
@@ -20,6 +19,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline import meters
 from deltaforge_dagster.sinks.base import MESSAGES, Traffic

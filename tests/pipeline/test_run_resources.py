@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from deltaforge_dagster.installation.spark_server import SparkServer
 
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.encode import encoder
 from tests.e2e.conftest import shop
 from tests.e2e.deployment import eventually

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.installation.spark_server import SparkServer
 from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.pipeline.run_context import spark_condition
 from deltaforge_dagster.resources.left_tasks import end_left_tasks, interrupt
 from deltaforge_dagster.resources.platform import Platform

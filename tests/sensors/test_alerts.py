@@ -15,7 +15,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.resources import alert_hooks
+from deltaforge_dagster.sensors import alerts
 from deltaforge_dagster.sensors.alerts import SENSOR, AlertProblem, notify, problems
 from deltaforge_dagster.state.store import StateStore
 
@@ -79,7 +79,7 @@ class Hooks:
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hooks]:
     """A server for hooks; the pause between attempts is short."""
-    monkeypatch.setattr(alert_hooks, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(alerts, "_PAUSE_SECONDS", 0.01)
     server = Hooks()
     yield server
     server.close()

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from deltaforge_dagster.installation.java import find_java
 
+from deltaforge_dagster.installation.java import find_java
 from deltaforge_lab.servers.redis import RedisServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.soak("versions")]

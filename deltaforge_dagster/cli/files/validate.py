@@ -1,4 +1,7 @@
-"""`deltaforge validate`: check pipeline files without connecting to anything."""
+"""`deltaforge validate` and `schema`: check pipeline files, and print their format.
+
+Neither connects to anything.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from deltaforge_dagster.config.file.load import (
     load_pipelines,
     pipeline_files,
 )
+from deltaforge_dagster.config.file.schema import pipeline_schema, reference
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control.owners import rivalries
@@ -146,3 +150,25 @@ def _print(pipelines: list[LoadedPipeline | BrokenPipeline], missing: list[str])
             sinks = ", ".join(sink.config.id for sink in spec.sinks)
             text = f"{pipeline.path}: pipeline {pipeline.name}, {spec.source.type} to {sinks}"
             console.print(Text.assemble(("ok      ", "green"), text))
+
+
+def schema(
+    *,
+    output: Annotated[
+        Path | None, typer.Option(help="Write to this file instead of standard output.")
+    ] = None,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="Print a Markdown page that explains every field instead."),
+    ] = False,
+) -> None:
+    """Print the format of pipeline files as JSON Schema (draft 2020-12).
+
+    Editors that use the YAML language server complete and check a file whose first line is
+    `# yaml-language-server: $schema=pipeline.schema.json` (a path or a URL).
+    """
+    text = reference() if markdown else json.dumps(pipeline_schema(), indent=2) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, "utf-8")

@@ -12,8 +12,8 @@ import typer
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.installation import spark_recording
 from deltaforge_dagster.pipeline.run.kernels import all_kernels, is_ready, make_ready
-from deltaforge_dagster.resources import spark_recording
 
 _PARTS = 2
 

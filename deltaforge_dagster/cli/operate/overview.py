@@ -1,6 +1,6 @@
 """The state of a pipeline as `deltaforge status` shows it, read from its file and the state store.
 
-No other server is queried. The display (`status_display`) and the JSON output show the same values.
+No other server is queried. The display (`status`) and the JSON output show the same values.
 """
 
 from __future__ import annotations

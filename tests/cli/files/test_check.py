@@ -10,10 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 import typer
-from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.files.check import check
+from deltaforge_dagster.installation.lake_jars import LAKE_JARS
 from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import held, position

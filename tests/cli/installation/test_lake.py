@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.installation.lake_jars import installed_jars
-from deltaforge_dagster.installation.maven import Artifact
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.resources import lake_jars
-from tests.processes.test_maven import CONTENT, JAR, Repository, serving
+from deltaforge_dagster.installation import lake_jars
+from deltaforge_dagster.installation.lake_jars import installed_jars
+from deltaforge_dagster.installation.maven import Artifact
+from tests.installation.test_maven import CONTENT, JAR, Repository, serving
 
 OTHER = Artifact("org.other:jar:2", hashlib.sha256(b"other").hexdigest())
 

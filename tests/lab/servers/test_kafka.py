@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.fix_kafka import StartKafka, read_topic
-from tests.processes.test_process import gone
+from tests.installation.test_process import gone
 
 pytestmark = pytest.mark.kafka
 

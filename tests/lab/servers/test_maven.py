@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.installation.maven import Artifact, download
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.installation.maven import Artifact, download
 from deltaforge_lab.servers import maven
 from deltaforge_lab.servers.maven import fetch, parse_pins
-from tests.processes.test_maven import CONTENT, JAR, serving
+from tests.installation.test_maven import CONTENT, JAR, serving
 
 
 @pytest.fixture(autouse=True)

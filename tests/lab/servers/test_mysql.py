@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pymysql
 import pytest
-from deltaforge_dagster.installation.process import Account, remove_directory, temporary_directory
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.installation.process import Account, remove_directory, temporary_directory
 from deltaforge_lab.servers import mysql_programs
 from deltaforge_lab.servers.mysql import MysqlServer, connect, execute
 from deltaforge_lab.servers.mysql_programs import Version
 from tests.fix_mysql import FAST, MysqlVersion, StartMysql
-from tests.processes.test_process import gone
+from tests.installation.test_process import gone
 
 pytestmark = pytest.mark.mysql
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
+from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.installation.process import (
     Account,
     package_directory,
     remove_directory,
     temporary_directory,
 )
-
-from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_lab.servers import postgres_programs
 from deltaforge_lab.servers.base import Origin
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.fix_postgres import FAST, POSTGRES_VERSIONS, PostgresVersion, StartPostgres
-from tests.processes.test_process import gone
+from tests.installation.test_process import gone
 
 pytestmark = pytest.mark.postgres
 

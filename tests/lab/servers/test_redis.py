@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from deltaforge_dagster.installation import process
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.installation import process
 from deltaforge_lab.servers import base
 from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
-from tests.processes.test_process import gone
+from tests.installation.test_process import gone
 
 pytestmark = pytest.mark.redis
 

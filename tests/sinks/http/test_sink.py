@@ -15,7 +15,6 @@ from typing import cast
 
 import pyarrow as pa
 import pytest
-from deltaforge_dagster.installation.process import free_port
 
 from deltaforge_dagster.errors import (
     AuthFailed,
@@ -27,6 +26,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.sinks.http.client import ClientSettings, TlsFiles
 from deltaforge_dagster.sinks.http.requests import RequestForm

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from deltaforge_dagster.installation.process import free_port
 
 from deltaforge_dagster.errors import PositionMoved, SinkUnavailable
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow

@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
-from deltaforge_dagster.installation.process import free_port
 
 from deltaforge_dagster.errors import AuthFailed, PermissionMissing, SpecError
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from deltaforge_lab.servers.kafka import KafkaServer

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltaforge_dagster.installation.process import ServerProcess, free_port
 from pydantic import SecretStr
 
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_dagster.sinks.objects import stores
 from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import RemoteStore

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltaforge_dagster.installation.process import free_port
 from pydantic import SecretStr
 
 from deltaforge_dagster.errors import (
@@ -19,6 +18,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.objects import stores
 from deltaforge_dagster.sinks.objects.sink_type import S3SinkConfig
 from deltaforge_dagster.sinks.objects.stores import LocalStore, ObjectStore, RemoteStore, open_store

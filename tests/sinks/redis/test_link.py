@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 import redis.sentinel
-from deltaforge_dagster.installation.process import ServerProcess, free_port
 
 from deltaforge_dagster.errors import (
     AuthFailed,
@@ -30,6 +29,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     SpecError,
 )
+from deltaforge_dagster.installation.process import ServerProcess, free_port
 from deltaforge_dagster.sinks.redis import sink as redis_sink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.testing.sinks import ORIGIN

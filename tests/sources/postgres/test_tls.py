@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from deltaforge_dagster.installation.process import Account, temporary_directory
 from psycopg import conninfo, sql
 
 from deltaforge_dagster.errors import AuthFailed, SourceMisconfigured
+from deltaforge_dagster.installation.process import Account, temporary_directory
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.connection.server import PostgresSourceServer
 from deltaforge_dagster.sources.postgres.snapshot import copy_out

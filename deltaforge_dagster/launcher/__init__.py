@@ -1,1 +1,0 @@
-"""How Dagster starts the processes of runs."""

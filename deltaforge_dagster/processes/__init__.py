@@ -1,1 +1,0 @@
-"""Child processes: programs that end with this process, and the Java that Spark and Kafka need."""
