@@ -35,13 +35,8 @@ MEASURED := $(RUN)/coverage run -m pytest --dist worksteal --randomly-seed=$(SEE
 # Tests that call kernels or compare them with plain Python: run once more as such, since machine code is not measured.
 KERNEL_TESTS := $(addprefix tests/,\
 	contracts/test_avro_sink.py pipeline/encode/test_avro.py \
-<<<<<<< 0376a13ceef5f3f635b5631724d24a221219b569
 	$(addprefix kernels/test_,json_strings.py json_fields.py json_text.py message_text.py sha256.py) \
-	$(addprefix processors/,javascript/test_spelling.py sql/test_spliced_fields.py test_flatten.py \
-=======
-	$(addprefix kernels/test_,json_bytes.py json_fields.py json_text.py message_text.py sha256.py) \
 	$(addprefix processors/,test_javascript_spelling.py test_sql_values.py test_flatten.py \
->>>>>>> c34052d8304b2dc1886d0ad6ea323dfd2ebf2fc5
 		$(addprefix messages/test_,envelope.py expansion.py routing.py)) \
 	$(addprefix sensing/test_,scan.py schema.py table.py) \
 	$(addprefix sinks/,clickhouse/test_values.py nats/test_answers.py nats/test_pack.py nats/test_positions.py \

@@ -20,11 +20,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1
-from deltaforge_dagster.installation.spark_server import SparkServer
-=======
-from deltaforge_dagster.pipeline.capture.segments import Ranges
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings

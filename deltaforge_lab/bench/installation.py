@@ -16,19 +16,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1
-from deltaforge_dagster.installation.spark_server import SparkServer
-
-from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.control.closed_ranges import pending
-=======
-from deltaforge_dagster.pipeline.control.closed_ranges import pending
-
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.installation.spark_server import SparkServer
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb
+from deltaforge_dagster.pipeline.control.closed_ranges import pending
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext, RunOptions
 from deltaforge_dagster.resources.platform import Opened, Platform

@@ -9,19 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1
-from deltaforge_dagster.installation.process import free_port
-
-from deltaforge_dagster.assets.names import asset_key
-from deltaforge_dagster.cli.installation.dagster_processes import THREAD_VARIABLES, THREADS
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
-=======
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.cli.installation.dagster_processes import THREAD_VARIABLES, THREADS
 from deltaforge_dagster.installation.process import free_port
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started

@@ -13,20 +13,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1
-from deltaforge_dagster.installation.process import free_port
-=======
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb
 from deltalake import DeltaTable, QueryBuilder
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.errors import NotAllowed
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1
-from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
-=======
 from deltaforge_dagster.installation.process import free_port
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb
+from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually

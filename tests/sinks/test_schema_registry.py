@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1:tests/sinks/test_schema_registry.py
+from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.base import (
     AVRO_MESSAGES,
     MESSAGES,
@@ -38,10 +38,6 @@ from deltaforge_dagster.sinks.base import (
 )
 from deltaforge_dagster.sinks.schema_registry import AvroSink, SchemaRegistryClient, findings
 from deltaforge_dagster.testing.sinks import allow
-=======
-from deltaforge_dagster.installation.process import free_port
-from deltaforge_dagster.sinks.schema_registry import SchemaRegistryClient, findings
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb:tests/sinks/schema_registry/test_client.py
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
 from tests.fix_schema_registry import StartSchemaRegistry
 from tests.sinks.kafka.test_security import Authority

@@ -29,12 +29,7 @@ KINDS = tuple(registry.source_types())
 NOT_SOURCES = {
     "config/model.py",
     "config/postgres_dsn.py",
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1
-    "processes/process.py",
-=======
-    "config/unread.py",
     "installation/process.py",
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb
     "sinks/registry.py",
 }
 """Modules with the word `postgres` for a role of servers, a state store of DeltaForge, an account of Linux, and a kind of sink."""

@@ -208,7 +208,6 @@ class Retries:
         elif error.retry_after is not None:
             delay = error.retry_after
         self.patience.failed(error, delay)
-        self.error = error
         self._failures += 1
         logger.warning(
             "the sink failed",
@@ -232,6 +231,8 @@ class Retries:
                     sink_id, text, next_attempt_at, tally, remedy=error.remedy
                 )
             )
+        # After it is recorded: a run ends, and releases its lease, when all that lag have failed.
+        self.error = error
         return delay
 
     def _with_way_out(self, error: JournalDamaged) -> JournalDamaged:

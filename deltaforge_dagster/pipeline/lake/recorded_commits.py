@@ -140,9 +140,10 @@ class FigureReader:
 
 
 def _has_copy(history: Sequence[Row], copy: CommitCopy) -> bool:
-    """Return whether the copy's snapshot is in a history whose oldest part may have expired.
+    """Return whether the table still descends from the copy's snapshot.
 
-    It is not if the table was rolled back to an earlier snapshot.
+    It does if the history has that snapshot, or if the history begins later, because older
+    snapshots have expired. It does not if the table was rolled back to an earlier snapshot.
     """
     if not history:
         return False

@@ -2,14 +2,9 @@
 
 A chain without SQL has one stage: one call of `run_stage` goes from a segment's rows to its report.
 Each `sql` processor begins another stage: rows leave the Python worker for Spark's SQL engine and
-<<<<<<< 0376a13ceef5f3f635b5631724d24a221219b569
-arrive with the results at another worker of the same task (`processors.sql.transit`). So a chain of
+arrive with the results at another worker of the same task (`processors.sql`). So a chain of
 any length is one Spark job, in which all rows of a segment stay in one task, in order. An error in
 a stage is passed on to the last stage, which reports it.
-=======
-arrive with the results at another worker of the same task (`processors.sql`). So a chain of
-any length is one Spark job, in which all rows of a segment stay in one task, in order.
->>>>>>> c34052d8304b2dc1886d0ad6ea323dfd2ebf2fc5
 
 The job of a pipeline (`ProcessingJob`) reads segments and writes the chain's output. The output of
 a segment is a journal file like the segment's own. It does not count until the run has recorded it

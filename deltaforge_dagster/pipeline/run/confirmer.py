@@ -159,17 +159,18 @@ class ConfirmPolicy:
         self._decide_at = 0.0
 
     def confirms_early(
-        self, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
+        self, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow], *, last: bool
     ) -> bool:
         """Return whether the log is confirmed up to what the journal has.
 
-        This is decided again every second.
+        This is decided again every second, and when the run ends (`last`): otherwise status would
+        speak of sinks that lack something until the next run.
 
         Raises:
             LeaseLost: The lease is gone.
         """
         now = time.monotonic()
-        if now >= self._decide_at:
+        if now >= self._decide_at or last:
             self._decide_at = now + _DECIDE_SECONDS
             self._decide(pipeline, checkpoints)
         return self._early is not None

@@ -38,13 +38,8 @@ def all_kernels() -> Mapping[str, Callable[[], None]]:
         "hidden columns": hiding.warm,
         "snapshots": snapshot_rows.warm,
         "sensing": scan.warm,
-<<<<<<< 0376a13ceef5f3f635b5631724d24a221219b569
-        "sql": spliced_fields.warm,
-        "typed rows": typed_tables.warm,
-=======
         "sql": sql_values.warm,
-        "typed rows": typed_rows.warm,
->>>>>>> c34052d8304b2dc1886d0ad6ea323dfd2ebf2fc5
+        "typed rows": typed_tables.warm,
         "keys of tables": keys.warm,
         **{f"sink {kind.name}": kind.warm for kind in sinks},
         **{f"snapshots of {kind.name}": kind.warm_snapshots for kind in sources},

@@ -18,25 +18,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1:tests/pipeline/health/test_preflight_sinks.py
-from deltaforge_dagster.installation.process import free_port
-=======
-from deltaforge_dagster.pipeline.health.preflight import preflight
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb:tests/pipeline/health/test_sink_preflight.py
 from pydantic import TypeAdapter
 
 from deltaforge_dagster.config.model import Sink
 from deltaforge_dagster.config.sinks import SinkBlock
-<<<<<<< e9c4caaabec0e907051e3d1d7f3fb97ed7d4c0b1:tests/pipeline/health/test_preflight_sinks.py
-<<<<<<< f3a8b190db69531af7926cd11e2425ee240162cc:tests/pipeline/health/test_sink_preflight.py
-from deltaforge_dagster.sinks import registry as of_all
-=======
-from deltaforge_dagster.pipeline.health.preflight import preflight_sinks
-=======
 from deltaforge_dagster.installation.process import free_port
->>>>>>> 22c6e9eabb9eefd85bae0a71d92d1a1842054bbb:tests/pipeline/health/test_sink_preflight.py
-from deltaforge_dagster.sinks import preflight as of_all
->>>>>>> 3937f3075cb1b143400f36a16036e74b8d01c241:tests/pipeline/health/test_preflight_sinks.py
+from deltaforge_dagster.pipeline.health.preflight import preflight_sinks
+from deltaforge_dagster.sinks import registry as of_all
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka import preflight as of_kafka
 from deltaforge_dagster.sinks.nats.stream import USER_INFO

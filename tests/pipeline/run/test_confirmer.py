@@ -143,7 +143,7 @@ def test_it_ends_with_the_run_whose_sinks_have_caught_up(
     """Also if it was decided a moment ago: no run may follow that would say so."""
     pipeline = confirming(DURABLE)
     pipeline.confirmed(TOO_MUCH)
-    monkeypatch.setattr(confirm_policy, "_DECIDE_SECONDS", 1000.0)
+    monkeypatch.setattr(confirmer, "_DECIDE_SECONDS", 1000.0)
     pipeline.confirmed()
     pipeline.deliver(3)
     pipeline.confirmed()
