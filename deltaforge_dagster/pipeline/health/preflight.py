@@ -145,9 +145,7 @@ def _preflight(declared: SinkBlock, context: SinkContext, names: Sequence[str]) 
         findings = [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
     if isinstance(config, MessageSinkConfig) and isinstance(config.encoding, AvroEncoding):
         # It loads an HTTP client, which ticks and runs do not need.
-        from deltaforge_dagster.sinks.schema_registry import (  # noqa: PLC0415 - see above
-            preflight as schema_registry,
-        )
+        from deltaforge_dagster.sinks import schema_registry  # noqa: PLC0415 - see above
 
         findings = [*findings, *schema_registry.findings(config.id, config.encoding, names)]
     return findings
