@@ -29,7 +29,8 @@ def test_what_only_the_journal_had(patient: Patient) -> None:
     patient.run()
     for sink in ("redis", "copy"):
         patient.deltaforge("sink", "pause", NAME, sink)
-    assert patient.status["confirmed_early"] is None  # sinks had everything when the run ended
+    at_the_end = patient.status["confirmed_early"]
+    assert at_the_end is None, "sinks had everything when the run ended"
     added = 3
     while patient.status["confirmed_early"] is None:  # a run may end before it looks at the log
         added += 1
