@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import psycopg
 import redis
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from deltaforge_lab.servers.http import HttpServer
@@ -150,9 +150,19 @@ class KafkaDestination:
         ends = []
         for number in range(self.PARTITIONS):
             partition = TopicPartition(self.topic, number)
-            _, end = self._consumer.get_watermark_offsets(partition, timeout=120)
-            ends.append(end)
+            ends.append(self._end(partition))
         return tuple(ends)
+
+    def _end(self, partition: TopicPartition) -> int:
+        while True:
+            try:
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=120)
+            except KafkaException as error:  # what the client knows is older than the topic
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                    raise
+                self._consumer.list_topics(self.topic, timeout=120)
+                continue
+            return int(end)
 
     def values(self) -> list[list[str | bytes]]:
         """Return what a consumer with `read_committed` gets.
