@@ -25,7 +25,7 @@ SCENARIOS = {
     "faults": "networks that cut connections for minutes, disks that are full, servers that stop and go on",
     "log": "ten minutes of load while a sink is down, and runs are killed: the primary's log stays small",
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL, and sessions of Spark without a server",
-    "dagster": "ranges that the UI materializes, and sinks that catch up, through Dagster's daemon",
+    "dagster": "ranges and sinks that catch up through Dagster's daemon; what touches Dagster, on its oldest and newest release",
     "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",
     "benchmarks": "`bench` with the pairs that CI leaves out",
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",
