@@ -43,6 +43,15 @@ def environment_filled(text: str) -> str:
     )
 
 
+def setting_text(value: object) -> object:
+    """Accept numbers and flags in place of the text that another program's settings have."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    return environment_filled(value) if isinstance(value, str) else value
+
+
 def _name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise ValueError(

@@ -46,7 +46,6 @@ from deltaforge_dagster.state.records import Lease, LeaseRow
 _RESOURCES = "resources"
 _OWNED = "owned/"
 
-
 _ENDING_SECONDS = 1.0
 """How long a transaction of a holder whose lease is over may take to end by itself."""
 

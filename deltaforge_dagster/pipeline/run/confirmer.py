@@ -50,8 +50,6 @@ _DEFAULT_BYTES = 10 << 30
 _BEHIND_SECONDS = 3600.0  # sinks that are further behind make the log be confirmed early
 _CAUGHT_UP_SECONDS = 10.0  # sinks that are less behind than this end it
 _DECIDE_SECONDS = 1.0
-
-
 _IDLE_PROGRESS_SECONDS = 10.0
 
 

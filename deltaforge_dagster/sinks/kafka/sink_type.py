@@ -30,7 +30,7 @@ from deltaforge_dagster.config.blocks import (
     Seconds,
     TemplateText,
     Text,
-    environment_filled,
+    setting_text,
 )
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sinks import MessageSinkConfig
@@ -79,15 +79,6 @@ def _topic(text: str) -> str:
     return text
 
 
-def _client_value(value: object) -> object:
-    """Accept numbers and flags in place of the text that the client library expects."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return str(value)
-    return environment_filled(value) if isinstance(value, str) else value
-
-
 class KafkaSinkConfig(MessageSinkConfig):
     """How to write to Kafka."""
 
@@ -116,7 +107,7 @@ class KafkaSinkConfig(MessageSinkConfig):
         str,
         Annotated[
             SecretStr,
-            BeforeValidator(_client_value),
+            BeforeValidator(setting_text),
             AlsoAccepts({"type": ["number", "boolean"]}),
         ],
     ] = {}

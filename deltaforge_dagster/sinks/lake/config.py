@@ -24,7 +24,7 @@ from deltaforge_dagster.config.blocks import (
     Block,
     Count,
     Text,
-    environment_filled,
+    setting_text,
 )
 from deltaforge_dagster.config.engine import cron_problem
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
@@ -99,15 +99,6 @@ def _identifier(name: str) -> str:
     return name
 
 
-def _setting(value: object) -> object:
-    """Accept numbers and flags in place of the text that Spark expects."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return str(value)
-    return environment_filled(value) if isinstance(value, str) else value
-
-
 def _cron(text: str) -> str:
     problem = cron_problem(text)
     if problem:
@@ -145,8 +136,8 @@ def local_folder(location: str) -> Path | None:
 
 _Catalog = Annotated[Text, AfterValidator(_identifier)]
 _NUMBERS = AlsoAccepts({"type": ["number", "boolean"]})
-_Setting = Annotated[str, BeforeValidator(_setting), _NUMBERS]
-_SecretSetting = Annotated[SecretStr, BeforeValidator(_setting), _NUMBERS]
+_Setting = Annotated[str, BeforeValidator(setting_text), _NUMBERS]
+_SecretSetting = Annotated[SecretStr, BeforeValidator(setting_text), _NUMBERS]
 
 
 def _pending(value: object) -> object:
