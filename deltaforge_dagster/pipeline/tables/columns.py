@@ -222,7 +222,7 @@ class RowNames:
         return replace(schema, columns=tuple(map(self._named, schema.columns)))
 
     def of_rows(self, schema: TypedSchema) -> TypedSchema:
-        """Return columns of the commit that these rows may have, with their names in these rows."""
+        """Return the commit's columns, without `hidden` ones, under their names in these rows."""
         columns = (
             replace(column, name=self.former.get(column.name, column.name))
             for column in schema.columns
