@@ -189,18 +189,21 @@ class Outage:
         self.begin()
         began = time.monotonic()
         kill_at = began + (self.scale.kill_seconds or math.inf)
-        rows = self.scale.rate // BATCHES
         while (now := time.monotonic()) < began + self.scale.seconds:
-            connection.execute(
-                "INSERT INTO changes SELECT n, repeat(md5(n::text), %s) FROM generate_series(%s::int8, %s) n",
-                (self.scale.characters // 32, self.written + 1, self.written + rows),
-            )
-            self.written += rows
+            self._insert(connection)
             if now >= kill_at:
                 kill_at += self.scale.kill_seconds or math.inf
                 self.begin()
             due = began + self.written / self.scale.rate
             time.sleep(max(0.0, due - time.monotonic()))
+
+    def _insert(self, connection: psycopg.Connection) -> None:
+        rows = self.scale.rate // BATCHES
+        connection.execute(
+            "INSERT INTO changes SELECT n, repeat(md5(n::text), %s) FROM generate_series(%s::int8, %s) n",
+            (self.scale.characters // 32, self.written + 1, self.written + rows),
+        )
+        self.written += rows
 
     def _early(self) -> bool:
         return self.store.pipelines.early_confirmation("down") is not None
@@ -225,11 +228,14 @@ class Outage:
                     self.watched.alerted_at = self.watched.alerted_at or retained
 
     def _freed(self, connection: psycopg.Connection) -> bool:
-        """Whether the slot retains little.
+        """Whether the slot retains little, after some more changes.
 
         The server forgets what was confirmed with a record of running transactions, which a
-        checkpoint writes; it ignores such a record while the one before is not confirmed.
+        checkpoint writes; it ignores such a record while the one before is not confirmed. It may
+        be in the last of the log, of which too little is unconfirmed to be confirmed early: hence
+        the changes.
         """
+        self._insert(connection)
         connection.execute("CHECKPOINT")
         return self._retained(connection)[0] < self.scale.above * MIB
 
