@@ -359,6 +359,11 @@ class LakeCommitWrites:
             # The commits that follow add the dropped changes again; none are sure to be there now.
             condition = _of_pending(self._pipeline, sink)
             self._connection.execute(update(lake_pending).where(condition).values(changes=0))
+        if not before:
+            # A commit of this series may have the number of one of a former series that was to go
+            # beside the table: it must not be taken for that one.
+            condition = _of_pending(self._pipeline, sink)
+            self._connection.execute(update(lake_pending).where(condition).values(segment=segment))
         for resync in _resyncs(self._connection, self._pipeline, sink):
             if resync.begun:
                 self._hold_recreated(sink, resync.destination, segment)

@@ -338,6 +338,22 @@ def test_pending_changes(store: StateStore) -> None:
     assert pending() == []
 
 
+def test_pending_changes_of_a_former_series(store: StateStore, tmp_path: Path) -> None:
+    """A restored store does not take a commit of its series for the former one of that number."""
+    lease = held(store, SINK)
+    with store.fenced(lease) as writer:
+        writer.lake_commits.restart(SINK, 2)
+        writer.lake_commits.plan(SINK, 9)
+        writer.lake_commits.plan_pending(SINK, {ORDERS: ("shop", "public", "orders")}, 9)
+        writer.lease.release()
+    back_up(store, tmp_path / "copy.db")
+    restore(tmp_path / "copy.db", store, force=True)
+    with store.fenced(held(store, SINK)) as writer:
+        writer.lake_commits.restart(SINK, 2)
+    (table,) = store.lake_commits.pending(NAME)
+    assert table.segment == 2
+
+
 def test_a_table_is_held_although_it_has_everything(store: StateStore) -> None:
     """Because its pending changes cannot be folded; then it is held no longer."""
     lease = held(store, SINK)
