@@ -294,10 +294,10 @@ FAULTS = (
     Fault(
         "lake-ends-ignored",
         "forgotten condition",
-        "deltaforge_dagster/pipeline/tables/delivery.py",
+        "deltaforge_dagster/pipeline/tables/planner.py",
         " or last.segment in ends:",
         ":",
-        ("tests/pipeline/tables/test_delivery.py",),
+        ("tests/pipeline/tables/test_delivery.py", "tests/pipeline/tables/test_planner.py"),
         "After `checkpoint reset`, a changelog gets changes twice that it has already.",
     ),
     Fault(
