@@ -28,11 +28,11 @@ from deltaforge_dagster.pipeline.control.journal_space import BackPressure
 from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
-from deltaforge_dagster.pipeline.health.health import (
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.recorded import (
     capture_failed,
     capture_works,
     failure_of,
-    health,
     note_findings,
     source_answers,
     with_remedy,

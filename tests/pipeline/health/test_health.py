@@ -31,14 +31,12 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.storage import LocalStorage
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureFailure
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.health.health import (
-    Health,
+from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
+from deltaforge_dagster.pipeline.health.recorded import (
     capture_failed,
     capture_works,
     failure_of,
     findings_of,
-    health,
-    health_without_file,
     note_broken,
     note_findings,
     note_tick,
