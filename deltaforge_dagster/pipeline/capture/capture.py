@@ -152,7 +152,7 @@ class Capture:
         self._backlog = backlog
         self._backoff = Backoff()
         self._read_before = False
-        self._confirmed = self._committer.position
+        self._confirmed: Position | None = None  # during this run
         self._source: Source | None = None
         self._source_lock = threading.Lock()
         self.pause(options.paused)
@@ -232,11 +232,12 @@ class Capture:
         return self._filters.deduplicator.waits
 
     def confirm(self, position: Position) -> None:
-        """Confirm a committed position to the source, if it is being read."""
+        """Confirm a committed position to the source, now or as soon as it is read."""
         with self._source_lock:
-            self._confirmed = max(self._confirmed, position)
+            confirmed = self._confirmed
+            self._confirmed = position if confirmed is None else max(confirmed, position)
             if self._source is not None:
-                self._source.confirm(position)
+                self._source.confirm(self._confirmed)
 
     def pause(self, paused: bool) -> None:
         """Pause or resume reading. Complete transactions read so far become a segment.
@@ -307,11 +308,16 @@ class Capture:
 
     def _read(self) -> None:
         source = self._build_source()
+        start = self._committer.position
         with self._source_lock:
             self._source = source
-            # While nothing is captured, positions beyond the journal's end are confirmed: the
-            # source may have discarded its log up to there.
-            start = max(self._committer.position, self._confirmed)
+            if self._confirmed is not None:
+                # Nobody confirms it again, and the source before this one may not have told the
+                # server.
+                source.confirm(self._confirmed)
+                # While nothing is captured, positions beyond the journal's end are confirmed: the
+                # source may have discarded its log up to there.
+                start = max(start, self._confirmed)
         try:
             self._reader.release_holds(source, start)
             self.reading = True

@@ -10,14 +10,16 @@
    hold, the merged chunks and the metrics. From here on the changes are captured.
 4. The committer moves its own position and number. Nothing that can fail stands between 3 and 4,
    or the changes would be read again, under the number of a segment that exists.
-5. Deliverers are told, and the range is closed if it is full. A range that a crash leaves open is
-   closed by the next run, before it adds any segment.
+5. Deliverers are told, and the range is closed if it is full. If the store cannot be reached for
+   that, the main thread tries again; the segment is captured nevertheless. A range that a crash
+   leaves open is closed by the next run, before it adds any segment.
 
 Held events that come without a segment take the same steps with a transaction of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -25,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deltaforge_dagster.config.engine import RangeLimits
+from deltaforge_dagster.errors import StoreUnavailable
 from deltaforge_dagster.journal.hashing import range_hash
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.capture.segments import Hold
@@ -199,8 +202,7 @@ class SegmentCommitter:
         Raises:
             LeaseLost: The lease is gone.
             NotAllowed: Chunks of the segment belong to a snapshot that was cancelled.
-            StoreUnavailable: The store cannot be read now. If the range could not be closed, the
-                segment is in the journal nevertheless.
+            StoreUnavailable: The relocated rows cannot be recorded now.
         """
         failpoint("segment-file-written")
         self._watch(commit.written)
@@ -212,7 +214,8 @@ class SegmentCommitter:
         self.segments += 1
         self.rows += commit.written.rows
         self._captured(number)
-        self._ranges.close_if_due()
+        with contextlib.suppress(StoreUnavailable):  # the run's main thread tries again
+            self._ranges.close_if_due()
 
     def _moved_to(self, end: Position) -> None:
         """Note that everything before `end` is durable."""

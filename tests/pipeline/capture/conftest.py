@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,7 +41,9 @@ class Stage:
         )
         self.captured: list[int] = []
 
-    def capture(self, source: PlayedSource) -> Capture:
+    def capture(
+        self, source: PlayedSource, build_source: Callable[[], PlayedSource] | None = None
+    ) -> Capture:
         """Start capturing from where the store says."""
         row = self.store.pipelines.get("p")
         assert row is not None
@@ -53,7 +55,7 @@ class Stage:
                 source_id="source",
                 tenant="acme",
             ),
-            build_source=lambda: source,
+            build_source=build_source or (lambda: source),
             ranges=self.ranges,
             someone_waits=lambda: True,
             segment_wanted=lambda: True,

@@ -9,6 +9,7 @@ import pytest
 from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
+from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from tests.pipeline.capture.conftest import Stage
 from tests.pipeline.changes import NOTHING, PlayedSource, eventually, transaction, unfinished
@@ -60,6 +61,28 @@ def test_a_lost_connection_is_taken_up_where_the_journal_ends(
     assert stage.journaled() == [1, 2, 3, 4]
     assert len(source.readers) == 2
     assert capture.error is None
+
+
+def test_a_source_that_opens_again_is_told_what_was_confirmed_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no source is open nobody hears of a confirmed position, and it is not confirmed again."""
+    monkeypatch.setattr(capture_module, "Backoff", lambda: Backoff(initial=0.01))
+    source = PlayedSource([transaction(1), SourceUnavailable("cut"), transaction(2)])
+    started: list[Capture] = []
+
+    def build_source() -> PlayedSource:
+        if source.readers:  # between two attempts
+            eventually(lambda: started)
+            started[0].confirm(LsnPosition(1, 1))
+        return source
+
+    started.append(stage.capture(source, build_source))
+    eventually(lambda: started[0].rows == 2)
+    started[0].stop()
+
+    assert source.confirmed == [LsnPosition(1, 1)]
+    assert source.readers == [LsnPosition(0), LsnPosition(1)]
 
 
 def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.errors import StoreUnavailable
+from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
 from deltaforge_dagster.pipeline.capture.committer import SegmentCommitter
@@ -60,7 +60,7 @@ def test_a_held_file_that_cannot_be_written_leaves_no_segment_file(
     hold.write(event)
     shutil.rmtree(tmp_path / "journal" / "p" / "held")
 
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(JournalDamaged, match="is missing"):
         committer.seal(writer, [hold], LsnPosition(1), received_at=0.0, trigger="limits")
 
     assert list((tmp_path / "journal").rglob("*.parquet")) == []

@@ -65,6 +65,7 @@ class SlotReader:
         self._settings = settings
         self._lock = threading.Lock()
         self._stream: ReplicationStream | None = None
+        self._confirmed = 0
         self._closed = False
 
     def open(self, start: LsnPosition) -> ReplicationStream:
@@ -98,7 +99,8 @@ class SlotReader:
         stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
         with self._lock:
             self._stream = stream
-            closed = self._closed  # perhaps by another thread, while this one was connecting
+            stream.confirm(self._confirmed)  # perhaps while this thread was connecting
+            closed = self._closed  # perhaps by another thread meanwhile
         try:
             if closed:
                 stream.close()
@@ -140,8 +142,9 @@ class SlotReader:
     def confirm(self, lsn: int) -> None:
         """Allow the server to discard its log up to `lsn`, with the next status message."""
         with self._lock:
+            self._confirmed = max(self._confirmed, lsn)
             if self._stream is not None:
-                self._stream.confirm(lsn)
+                self._stream.confirm(self._confirmed)
 
     def close(self) -> None:
         """End the stream, after a last status message; no other one can be opened."""
