@@ -22,7 +22,8 @@ from deltaforge_dagster.pipeline.control.catalog import (
     PipelineFiles,
     without_file,
 )
-from deltaforge_dagster.pipeline.health.health import health, note_broken
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.recorded import note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.every_tick import NOT_WELL, TickCache, red
 from deltaforge_dagster.sensors.history import forget_assets

@@ -42,14 +42,9 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
-from deltaforge_dagster.pipeline.health.health import (
-    Health,
-    capture_failed,
-    findings_of,
-    health,
-    note_tick,
-)
+from deltaforge_dagster.pipeline.health.health import Health, health
 from deltaforge_dagster.pipeline.health.preflight import preflight_source
+from deltaforge_dagster.pipeline.health.recorded import capture_failed, findings_of, note_tick
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.resources.left_tasks import end_left_tasks
 from deltaforge_dagster.sensors.every_tick import NOT_WELL

@@ -439,7 +439,7 @@ class Source(Protocol):
     def confirm(self, position: Position) -> None:
         """Allow the server to discard its log up to `position`, which is the committed position.
 
-        Returns at once; the reader's next status message tells the server.
+        Returns at once; the reader's next status message tells the server. Also before `read`.
         """
         ...
 

@@ -429,6 +429,21 @@ class SourceContract:
         assert bench.confirmed() == (confirmed if bench.holds_log else None)
         assert take(bench, confirmed, lambda _: True).rows in ([], taken.rows[1:])
 
+    def test_a_position_may_be_confirmed_before_the_stream_opens(self, bench: Bench) -> None:
+        """Connecting takes a while: the server is told afterwards what was confirmed meanwhile."""
+        _only_if(bench.holds_log, "this server keeps no log for a reader")
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        taken = take(bench, start, whole(1))
+        source = bench.source()
+
+        source.confirm(taken.end)
+
+        _read_until(
+            source.read(taken.end, LIMITS, Versions()), lambda: bench.confirmed() == taken.end
+        )
+        source.close()
+
     def test_a_cut_connection_is_retryable_and_reading_goes_on(self, bench: Bench) -> None:
         """The stream ends with `SourceUnavailable`; reading on from the last end loses nothing."""
         start = bench.source().ensure_start()

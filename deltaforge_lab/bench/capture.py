@@ -28,7 +28,7 @@ from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.capture.committer import Ranges
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.resources.platform import build_source

@@ -20,7 +20,7 @@ from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.capture.committer import Ranges
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
 from deltaforge_dagster.positions import Position

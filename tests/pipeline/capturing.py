@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.capture.committer import Ranges
 from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, SessionProvider
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.store import StateStore

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from deltaforge_dagster.assets.names import job_name, snapshot_job_name
 from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
-from deltaforge_dagster.cli.files.check import destinations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.config.settings import Settings
@@ -31,6 +30,7 @@ from deltaforge_dagster.pipeline.control.spec_changes import (
     spec_changes,
 )
 from deltaforge_dagster.pipeline.control.specs import CodeParts, code_parts, kept_form, noted_spec
+from deltaforge_dagster.pipeline.health.preflight import sink_destinations
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
 from deltaforge_dagster.sinks.registry import sink_types
@@ -243,6 +243,6 @@ def _of_source(source: SourceBlock, pipeline: str) -> dict[str, Any]:
 def _of_sink(sink: SinkBlock, pipeline: str, source: SourceBlock) -> dict[str, Any]:
     config, kind = sink.config, sink_types()[sink.type]
     return {
-        kind.destinations: destinations(config, source),
+        kind.destinations: sink_destinations(config, source),
         **kind.names(config, pipeline),
     }

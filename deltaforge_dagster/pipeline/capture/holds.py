@@ -101,14 +101,6 @@ class Holds:
         writer = self._journal.held_writer(self._lease.pipeline, self._lease.epoch)
         return OpenPart(event, since, writer)
 
-    def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
-        """Record files of held events that come without a segment.
-
-        The captured position moves to `end`.
-        """
-        reached = end.to_json()
-        self._lease.write(lambda writer: writer.holds.keep(parts, reached))
-
     def release(
         self,
         source: Source,

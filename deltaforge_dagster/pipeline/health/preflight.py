@@ -19,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from deltaforge_dagster.config.engine import JournalLimits
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock, SinkConfig
+from deltaforge_dagster.config.sources import SourceBlock
+from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.snapshots.request import is_snapshot_expected
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
@@ -83,6 +85,18 @@ def preflight_sinks(
             for sink in declared
         ]
         return [finding for future in futures for finding in future.result()]
+
+
+def sink_destinations(sink: SinkConfig, source: SourceBlock) -> list[str]:
+    """Return the destinations of a sink, with unknown variables left as they are.
+
+    `${source.table}` and its schema or database are known if no pattern in `tables` has a wildcard.
+    """
+    kind = source_types()[source.type]
+    names = [kind.table_variables(pattern) for pattern in source.config.tables]
+    if not names or any("*" in part or "%" in part for name in names for part in name.values()):
+        names = [{}]
+    return list(dict.fromkeys(filled(sink.destination, sink.variables(name)) for name in names))
 
 
 def durability_gaps(options: JournalLimits, journal_url: str, store_url: str) -> list[str]:

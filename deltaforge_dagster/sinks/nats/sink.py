@@ -33,7 +33,7 @@ from typing import cast
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import PositionMoved, SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.connections import TimedOut, Use
+from deltaforge_dagster.sinks.connections import DEFAULT_TIMEOUTS, SinkTimeouts, TimedOut, Use
 from deltaforge_dagster.sinks.nats.link import Address, Login, NatsLink, addresses
 from deltaforge_dagster.sinks.nats.session import Session
 from deltaforge_dagster.sinks.nats.stream import Held, Rights, rights
@@ -70,9 +70,7 @@ class NatsSink:
         stream: The JetStream stream that captures these subjects; None for core NATS.
         exactly_once: Whether the sink keeps its position; requires a stream.
         name: Name of the sink's connections on the server.
-        connect_timeout: Seconds for one attempt to connect.
-        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
-        batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
+        timeouts: How long the sink waits.
 
     Raises:
         SpecError: The URL is invalid.
@@ -91,17 +89,14 @@ class NatsSink:
         stream: str | None = None,
         exactly_once: bool = False,
         name: str = "deltaforge",
-        connect_timeout: float = 10.0,
-        send_timeout: float = 5.0,
-        batch_timeout: float = 30.0,
+        timeouts: SinkTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._sink_id = sink_id
         self._addresses = addresses(sink_id, url)
         self._login = login or Login()
-        self._terms = Terms(f"|{sink_id}", pattern, stream, exactly_once, batch_timeout)
+        self._terms = Terms(f"|{sink_id}", pattern, stream, exactly_once, timeouts.batch)
         self._name = name
-        self._connect_timeout = connect_timeout
-        self._send_timeout = send_timeout
+        self._timeouts = timeouts
         self._link: NatsLink | None = None
         self._session: Session | None = None
         self._held: Held | None = None  # what the stream held when this sink last read or wrote it
@@ -266,7 +261,7 @@ class NatsSink:
 
     def _link_to(self, address: Address) -> NatsLink:
         return NatsLink(
-            self._sink_id, address, self._name, self._connect_timeout, self._send_timeout
+            self._sink_id, address, self._name, self._timeouts.connect, self._timeouts.send
         )
 
     def _wait_or_raise(self, wait: float | None, error: SinkUnavailable) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource, server_place
 from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.registry import (
     MessageSinkType,
     SinkContext,
@@ -173,9 +174,9 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
             stream=config.stream,
             exactly_once=config.exactly_once,
             name=f"deltaforge:{context.pipeline}:{config.id}",
-            connect_timeout=config.connect_timeout_secs,
-            send_timeout=config.send_timeout_secs,
-            batch_timeout=config.batch_timeout_secs,
+            timeouts=SinkTimeouts(
+                config.connect_timeout_secs, config.send_timeout_secs, config.batch_timeout_secs
+            ),
         )
 
     def exactly_once(self, config: NatsSinkConfig) -> bool:

@@ -40,7 +40,7 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.connections import TimedOut, Use
+from deltaforge_dagster.sinks.connections import DEFAULT_TIMEOUTS, SinkTimeouts, TimedOut, Use
 from deltaforge_dagster.sinks.redis import resp
 from deltaforge_dagster.sinks.redis.cluster import Cluster, Node, by_slot, slot_of
 from deltaforge_dagster.sinks.redis.link import Address, Endpoint, Redirected, TooLarge, refusal
@@ -94,10 +94,8 @@ class RedisSink:
     Args:
         sink_id: Name of the sink in messages.
         uri: See `endpoint.Endpoint`.
-        connect_timeout: Seconds for one attempt to connect.
-        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
-        batch_timeout: Seconds until a block is acknowledged, counted from its first byte, or, if it
-            was queued while the one before was executed, from the acknowledgement of that one.
+        timeouts: How long the sink waits. A block that was queued while the one before was executed
+            has its time from the acknowledgement of that one.
         position_key: Key that holds the sink's position, for exactly-once delivery.
         position_seconds: Time after which the key expires, counted from the last block; None to
             keep it forever.
@@ -115,9 +113,7 @@ class RedisSink:
         self,
         sink_id: str,
         uri: str,
-        connect_timeout: float = 10.0,
-        send_timeout: float = 5.0,
-        batch_timeout: float = 30.0,
+        timeouts: SinkTimeouts = DEFAULT_TIMEOUTS,
         *,
         position_key: str | None = None,
         position_seconds: int | None = None,
@@ -126,9 +122,8 @@ class RedisSink:
         name: str | None = None,
     ) -> None:
         self._sink_id = sink_id
-        self._endpoint = Endpoint(sink_id, uri, connect_timeout, send_timeout)
-        self._send_timeout = send_timeout
-        self._batch_timeout = batch_timeout
+        self._endpoint = Endpoint(sink_id, uri, timeouts.connect, timeouts.send)
+        self._timeouts = timeouts
         self._position_key = position_key
         self._position_seconds = position_seconds
         self._hash_tag = hash_tag
@@ -246,7 +241,7 @@ class RedisSink:
         return Node(
             self._sink_id,
             lambda: self._endpoint.connection(address),
-            self._send_timeout,
+            self._timeouts.send,
             self._use,
         )
 
@@ -351,7 +346,7 @@ class RedisSink:
             if keeping and link.held != self._held:
                 raise self._position_moved()
             self._take_over(node, delivery.batch, guard)
-            deadline = time.monotonic() + self._batch_timeout
+            deadline = time.monotonic() + self._timeouts.batch
             if link.queued is None:
                 link.queue(block, deadline)
             guard()  # as late as possible: connecting and sending may have taken long

@@ -24,6 +24,7 @@ from deltaforge_dagster.sources.base import (
     LogSection,
     ReadLimits,
     RetainedLog,
+    SchemaRegistry,
     SourceNotes,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
@@ -45,6 +46,7 @@ from deltaforge_dagster.sources.mysql.schema.catalog import (
     tables_now,
 )
 from deltaforge_dagster.sources.mysql.schema.definitions import key_of, parse_definition, text_of
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext, TableCatalog
 from deltaforge_dagster.sources.mysql.snapshot.reader import MysqlSnapshots
 from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig, server_id
 from deltaforge_dagster.sources.mysql.stream import log_scan
@@ -266,15 +268,10 @@ class MysqlSource:
         look_ahead = server_id(self._config.id, "look ahead")
         catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         decoder = MysqlDecoder(
+            self._context(registry, catalog),
             source_id=self._config.id,
             progress=StreamProgress(begin),
-            registry=registry,
-            catalog=catalog,
-            captures=self._patterns.matches,
-            forms=self._forms,
             outboxes=self._outboxes,
-            rules=self._rules,
-            whole_inserts=self._whole_inserts,
             prepared=PreparedLog(self._server, server_id(self._config.id, "prepared")),
             held=registry.held(),
         )
@@ -282,6 +279,16 @@ class MysqlSource:
             yield from self._batches(stream, decoder, begin, limits)
         finally:
             stream.close()
+
+    def _context(self, registry: SchemaRegistry, catalog: TableCatalog) -> MysqlTableContext:
+        return MysqlTableContext(
+            registry,
+            catalog,
+            self._patterns.matches,
+            self._forms,
+            self._rules,
+            self._whole_inserts,
+        )
 
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
@@ -343,15 +350,13 @@ class MysqlSource:
         catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         remembering = Remembering(catalog, registry, tables)
         planner = SectionPlanner(
+            MysqlTableContext(
+                remembering, remembering, self._patterns.matches, self._forms, self._rules
+            ),
             source_id=self._config.id,
             progress=StreamProgress(begin),
-            registry=remembering,
-            catalog=remembering,
-            captures=self._patterns.matches,
-            forms=self._forms,
             prepared=tables,
             held=registry.held(),
-            rules=self._rules,
         )
         stream = self._open_at(begin, server_id(self._config.id, "outline"))
         yield from plan_sections(stream, planner, tables, begin, log_bytes=log_bytes, server=server)
@@ -376,15 +381,10 @@ class MysqlSource:
         if self.identity() != section.server:
             raise SourceUnavailable(f"{self._server.where}: another server has taken its place")
         decoder = MysqlDecoder(
+            self._context(section.tables, section.tables),
             source_id=self._config.id,
             progress=StreamProgress(section.start),
-            registry=section.tables,
-            catalog=section.tables,
-            captures=self._patterns.matches,
-            forms=self._forms,
             outboxes=self._outboxes,
-            rules=self._rules,
-            whole_inserts=self._whole_inserts,
             prepared=section.tables,
             until=section.end,
         )

@@ -14,7 +14,7 @@ stream (`events.compressed_events`), one block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,9 +67,9 @@ from deltaforge_dagster.sources.mysql.events.compressed_events import NestedEven
 from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext, MysqlTableVersions
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
-from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
+from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -105,52 +105,32 @@ class MysqlDecoder:
     """Decodes one dump stream, from the first packet after the command to its end.
 
     Args:
+        context: What the tables are selected and described with.
         source_id: `id` of the source, on which event ids depend.
         progress: Turns transactions and offsets into positions.
-        registry: Where table versions are registered.
-        catalog: Provides names, labels and keys that the log lacks.
-        captures: Returns whether changes of (database, table) are captured. Others are skipped, but
-            counted, so that ids do not depend on the choice of tables.
         prepared: Finds the rows of prepared XA transactions that are not in memory.
-        forms: The formats of values where there is a choice.
         held: Full names of tables whose events are returned undecoded, with the reasons. Tables
             whose columns are not certain are added.
         until: The end of a transaction after which nothing is decoded; None for no limit.
         outboxes: Tables whose changes are marked as those of an outbox.
-        rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
-            default.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
 
     def __init__(
         self,
+        context: MysqlTableContext,
         *,
         source_id: str,
         progress: PositionTracker,
-        registry: SchemaRegistry,
-        catalog: TableCatalog,
-        captures: Callable[[str, str], bool],
         prepared: FindsPrepared,
-        forms: ValueForms = LABEL_FORMS,
         held: Mapping[str, str] | None = None,
         until: BinlogPosition | None = None,
         outboxes: MysqlOutboxTables = NO_OUTBOX,
-        rules: ColumnRules = NO_RULES,
-        whole_inserts: bool = False,
     ) -> None:
         self._nested: list[NestedEvents] = []
         self._nested_bytes = 0
-        self._versions = MysqlTableVersions(
-            registry=registry,
-            catalog=catalog,
-            captures=captures,
-            forms=forms,
-            held=held,
-            rules=rules,
-            whole_inserts=whole_inserts,
-        )
+        self._versions = MysqlTableVersions(context, held or {})
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._assembler = TransactionAssembler(self._writer, progress)
         self._state = self._assembler.state
@@ -159,8 +139,8 @@ class MysqlDecoder:
             self._assembler,
             self._writer,
             self._versions,
-            catalog=catalog,
-            captures=captures,
+            catalog=context.catalog,
+            captures=context.captures,
             prepared=prepared,
             until=until,
             nested=self._nested,
@@ -394,15 +374,11 @@ def decode_held(
         CorruptLog: A held event is damaged.
     """
     decoder = MysqlDecoder(
+        MysqlTableContext(registry, tables, lambda _db, _table: True, forms, rules),
         source_id=source_id,
         progress=LogPlaces(),
-        registry=registry,
-        catalog=tables,
-        captures=lambda _db, _table: True,
         prepared=_NothingPrepared(),
-        forms=forms,
         outboxes=outboxes,
-        rules=rules,
     )
     for held, successor in follow(events):
         if isinstance(held, HeldStatement):

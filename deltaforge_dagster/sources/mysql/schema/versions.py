@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +61,7 @@ from deltaforge_dagster.sources.mysql.values.charsets import (
 )
 from deltaforge_dagster.sources.mysql.values.types import (
     ENUM,
+    LABEL_FORMS,
     SET,
     MysqlValueType,
     ValueForms,
@@ -140,18 +141,35 @@ class TableCatalog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MysqlTableContext:
+    """What the tables of one stream are selected and described with.
+
+    Attributes:
+        registry: Where table versions are registered.
+        catalog: Provides names, labels and keys that the log lacks.
+        captures: Returns whether changes of (database, table) are captured. Others are skipped, but
+            counted, so that ids do not depend on the choice of tables.
+        forms: The formats of values where there is a choice.
+        rules: The column rules.
+        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+            default.
+    """
+
+    registry: SchemaRegistry
+    catalog: TableCatalog
+    captures: Callable[[str, str], bool]
+    forms: ValueForms = LABEL_FORMS
+    rules: ColumnRules = NO_RULES
+    whole_inserts: bool = False
+
+
 class MysqlTableVersions:
     """The table versions of one stream by number, and the current version of each table id.
 
     Args:
-        registry: Where versions are registered.
-        catalog: Provides names, labels and keys that the log lacks.
-        captures: Returns whether changes of (database, table) are captured.
-        forms: The formats of values where there is a choice.
+        context: What tables are selected and described with.
         held: Full names of tables whose changes are held, with the reasons.
-        rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
-            default.
 
     Attributes:
         held: The tables of the argument, and those that were put on hold while this stream was
@@ -164,25 +182,11 @@ class MysqlTableVersions:
         server: The server that wrote the log from here on.
     """
 
-    def __init__(
-        self,
-        *,
-        registry: SchemaRegistry,
-        catalog: TableCatalog,
-        captures: Callable[[str, str], bool],
-        forms: ValueForms,
-        held: Mapping[str, str] | None = None,
-        rules: ColumnRules = NO_RULES,
-        whole_inserts: bool = False,
-    ) -> None:
-        self.held = dict(held or {})
-        self._whole_inserts = whole_inserts
+    def __init__(self, context: MysqlTableContext, held: Mapping[str, str]) -> None:
+        self.held = dict(held)
+        self.hiding = Hiding(context.rules)
+        self._context = context
         self._types: dict[int, list[MysqlValueType]] = {}
-        self.hiding = Hiding(rules)
-        self._registry = registry
-        self._forms = forms
-        self._catalog = catalog
-        self._captures = captures
         self.server = UNKNOWN_SERVER
         self._versions: dict[Name, dict[_Described, int]] = {}
         self._newest: dict[str, int] = {}
@@ -240,14 +244,14 @@ class MysqlTableVersions:
             DeltaforgeError: From catalog or registry.
         """
         described = parse_table_map(content, self.server)
-        captured = self._captures(described.db, described.table)
+        captured = self._context.captures(described.db, described.table)
         name = f"table {described.db}.{described.table}"
         definition = None
         types: list[MysqlValueType] = []
         if captured:
             definition = self._unless_held(described, name, position)
         if definition is not None:
-            types = _types(described, definition, name, self._forms)
+            types = _types(described, definition, name, self._context.forms)
         key = (content[ID_SIZE:], self.server, definition, captured)
         versions = self._versions.setdefault((described.db, described.table), {})
         version = versions.get(key)
@@ -258,7 +262,7 @@ class MysqlTableVersions:
                 version = self._add_skipped(described, name, HELD if captured else 0)
             versions[key] = version
         elif version in self._visible_schemas and self._newest.get(name) != version:
-            self._registry.register(
+            self._context.registry.register(
                 self._visible_schemas[version], position
             )  # it is in force again
         self._newest[name] = version
@@ -284,7 +288,7 @@ class MysqlTableVersions:
         names = [column.name for column in self.schemas[version].columns]
         name = f"table {described.db}.{described.table}"
         needed = [names[number] for number in lacking]
-        answer = self._catalog.defaults(
+        answer = self._context.catalog.defaults(
             described.db, described.table, _logged_types(described, name), needed, position
         )
         texts: list[str | None] = [None] * len(names)
@@ -296,7 +300,7 @@ class MysqlTableVersions:
         line = self.tables[version]
         line[TABLE_SIZE] += self.layout.set_defaults(int(line[TABLE_FIRST]), texts)
         uncertain = [names[number] for number in lacking if texts[number] is None]
-        if not uncertain or not self._whole_inserts:
+        if not uncertain or not self._context.whole_inserts:
             return
         why = f" ({answer.reason})" if isinstance(answer, Unknown) else ""
         reason = (
@@ -352,7 +356,7 @@ class MysqlTableVersions:
         fixed = self.server.is_mariadb and any(map(may_be_fixed, described.types))
         if logged is not None and not fixed and None not in described.unsigned:
             return logged
-        answer = self._catalog.table(
+        answer = self._context.catalog.table(
             described.db,
             described.table,
             _logged_types(described, name),
@@ -413,7 +417,7 @@ class MysqlTableVersions:
         shown = self._visible_schemas[len(self.schemas)] = self.hiding.add(
             len(self.schemas), schema
         )
-        self.stamps.append(self._registry.register(shown, position))
+        self.stamps.append(self._context.registry.register(shown, position))
         self.schemas.append(schema)
         in_key = [name in definition.primary_key for name in names]
         keys = len(in_key) - in_key[::-1].index(True) if any(in_key) else 0

@@ -37,7 +37,7 @@ from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.definitions import fit, lacks_charsets
-from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
 from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer, StreamSocket
 from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
@@ -331,8 +331,8 @@ class SectionPlanner(MysqlDecoder):
 
     _non_row_events = _PlannerEvents
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, context: MysqlTableContext, **arguments: Any) -> None:
+        super().__init__(context, **arguments)
         self._state[MEASURING] = 1
 
     @property

@@ -10,19 +10,17 @@ not on how they are divided into buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.postgres.decode.batches import PostgresBatchWriter, UnchangedToast
-from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
 from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.decode.layout import (
     END,
@@ -78,18 +76,12 @@ from deltaforge_dagster.sources.postgres.decode.scan import (
     read_64,
     scan,
 )
-from deltaforge_dagster.sources.postgres.decode.types import (
-    BUILT_IN,
-    PostgresValueType,
-    TypeCatalog,
-)
 from deltaforge_dagster.sources.postgres.decode.versions import (
-    ColumnFills,
+    PostgresTableContext,
     PostgresTableVersions,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
-from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 
 MAX_ROWS = 1 << 17
@@ -97,9 +89,6 @@ MAX_ROWS = 1 << 17
 
 Enough for 4 MiB of the smallest rows.
 """
-
-NO_OUTBOX = Globs(())
-"""Matches no prefix: there are no outboxes."""
 
 _DAMAGE = {
     BAD_SIZE: "a message of an impossible size",
@@ -135,54 +124,26 @@ class PostgresDecoder:
     """Decodes one replication stream, from `START_REPLICATION` to its end.
 
     Args:
+        context: What the tables are selected and described with.
         source_id: `id` of the source, on which event ids depend.
-        db: Name of the database.
         start: Transactions that committed before it are skipped, because they were read before.
-        registry: Where table versions are registered.
-        catalog: Provides types and keys that the log lacks.
-        captures: Returns whether changes of (schema, table) are captured. Others are skipped, but
-            counted, so that ids do not depend on the choice of tables.
         unchanged_toast: What replaces unchanged TOAST values.
-        outboxes: The prefixes of logical messages that are outbox events.
-        rules: The column rules.
         held: Full names of tables whose changes are returned undecoded, with the reasons
             (`held_events`). Tables that cannot be decoded now are added.
-        built_in: The built-in types, with the formats of their values.
-        numbers: Finds the numbers of columns; None if it does not matter which columns they are.
-        fills: Finds what older rows have in added columns; None if that does not matter.
     """
 
     def __init__(
         self,
+        context: PostgresTableContext,
         *,
         source_id: str,
-        db: str,
         start: LsnPosition,
-        registry: SchemaRegistry,
-        catalog: TypeCatalog,
-        captures: Callable[[str, str], bool],
         unchanged_toast: UnchangedToast = MARK,
-        outboxes: Globs = NO_OUTBOX,
-        rules: ColumnRules = NO_RULES,
         held: Mapping[str, str] | None = None,
-        built_in: Mapping[int, PostgresValueType] = BUILT_IN,
-        numbers: ColumnNumbers | None = None,
-        fills: ColumnFills | None = None,
     ) -> None:
-        self._versions = PostgresTableVersions(
-            db=db,
-            registry=registry,
-            catalog=catalog,
-            captures=captures,
-            outboxes=outboxes,
-            rules=rules,
-            held=held or {},
-            built_in=built_in,
-            numbers=numbers,
-            fills=fills,
-        )
+        self._versions = PostgresTableVersions(context, held or {})
         self._writer = PostgresBatchWriter(
-            db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
+            context.db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
         )
         self._messages = MessageFilter()
         self._state = np.zeros(STATE_WIDTH, np.int64)
