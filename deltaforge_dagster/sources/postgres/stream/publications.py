@@ -33,7 +33,7 @@ from deltaforge_dagster.sources.tables import TablePatterns
 
 logger = logging.getLogger(__name__)
 
-_VIA_ROOT_VERSION = 130000
+_VIA_ROOT_VERSION = 130000  # publish_via_partition_root exists from PostgreSQL 13 on
 _COMMENT = "made by deltaforge, which adds the tables that match"
 _LOCK_MS = 500
 _KINDS = ("insert", "update", "delete", "truncate")
