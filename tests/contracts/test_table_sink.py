@@ -1,7 +1,8 @@
-"""What every sink that keeps tables promises a delivery, tried on those that write databases."""
+"""What every sink that keeps tables promises a delivery, tried on all kinds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from psycopg.rows import dict_row
 from pydantic import SecretStr
 
+from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 from deltaforge_dagster.sinks.clickhouse.writer import ClickhouseWriter
 from deltaforge_dagster.sinks.postgres.sink_type import PostgresSinkConfig
@@ -18,6 +20,8 @@ from deltaforge_dagster.sinks.postgres.writer import PostgresWriter
 from deltaforge_dagster.testing.table_sinks import TableSinkContract, TableSubject
 from deltaforge_lab.servers.clickhouse import ClickhouseServer
 from deltaforge_lab.servers.postgres import PostgresServer
+from tests.fix_spark import SparkAddress
+from tests.pipeline.lake.lake_tables import FORMATS, Lake, dialect_of
 
 
 @pytest.mark.postgres
@@ -82,3 +86,32 @@ def as_text(name: str, value: Any) -> Any:
     if name == "raw" and isinstance(value, str):
         return value.encode()
     return value.decode() if name != "raw" and isinstance(value, bytes) else value
+
+
+@pytest.mark.spark
+@pytest.mark.soak("formats")
+class TestLakeTables(TableSinkContract):
+    """Tables that Spark writes; each commit takes seconds."""
+
+    @pytest.fixture(params=FORMATS)
+    def subject(
+        self, request: pytest.FixtureRequest, tmp_path: Path, spark_server: SparkAddress
+    ) -> Iterator[TableSubject]:
+        """A folder of its own."""
+        from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow to import
+
+        lake = Lake(request.param, tmp_path, spark_server.remote)
+        config = lake.config()
+        dialect = dialect_of(config)
+
+        def rows() -> list[dict[str, Any]]:
+            query = f"SELECT * FROM {dialect.table(('public', 'orders'))}"
+            try:
+                return lake.reading().sql(query).toArrow().to_pylist()
+            except AnalysisException:  # there is no such table
+                return []
+
+        yield TableSubject(
+            lambda owner: LakeWriter(lake.sessions(), dialect, config, owner), rows, tmp_path
+        )
+        lake.close()

@@ -37,7 +37,7 @@ from deltaforge_dagster.sources.mysql.position import (
 )
 from deltaforge_dagster.sources.stream import StreamSocket
 
-HEARTBEAT_SECONDS = 15
+HEARTBEAT_SECONDS = 15  # four are missed before the server counts as dead
 PACKET_HEADER = 4
 """Bytes of a packet before its content: size and sequence number."""
 SILENCE_SECONDS = 60.0
