@@ -196,11 +196,14 @@ def test_commands_know_it(run: Run, tmp_path: Path) -> None:
     planned = command(run, "plan", "shop", "--json")
     found = command(run, "check", "shop", "--json")
     file = tmp_path / "pipelines" / "shop.yaml"
-    file.write_text(file.read_text().replace("commit_seconds: 0.1", "table: a.b.c, mode: history"))
-    wrong = command(run, "validate", "--json", code=1)
+    good, problems = file.read_text(), []
+    for wrong in ("mode: history", "table: a.b.c"):
+        file.write_text(good.replace("commit_seconds: 0.1", wrong))
+        (found_wrong,) = command(run, "validate", "--json", code=1)["pipelines"]
+        problems += [text.split(": ", 1)[1] for text in found_wrong["problems"]]
 
     assert planned["creates"]["sinks"]["copy"]["tables"] == ["main.orders"]
     (of_sink,) = [finding for finding in found["findings"] if finding["subject"] == "sink copy"]
     assert (of_sink["level"], of_sink["text"]) == ("ok", f"the DuckDB file in {tmp_path}")
-    problems = [text.split(": ", 1)[0] for text in wrong["pipelines"][0]["problems"]]
-    assert problems == ["spec.sinks[0].config.mode"]
+    assert problems[0] == "spec.sinks[0].config.mode: must be 'current'"
+    assert problems[1].startswith("spec.sinks[0].config: table has 3 parts, and DuckDB's names")
