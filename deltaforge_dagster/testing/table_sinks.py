@@ -141,6 +141,8 @@ class Staged:
             identities or {name: f"{name}@1" for name in self.columns},
         )
 
+    # The changes of a step follow those of the steps that were made before it, as in a journal.
+
     def upsert(self, *rows: Row) -> StagedStep:
         """Return a step that inserts or updates rows; columns that a row lacks keep their values.
 
@@ -226,8 +228,8 @@ class TableSinkContract:
         )
         changed = subject.table("id", "name", "note")
         third = Staged(subject, segment=2)
-        rows = third.upsert({"id": 2, "name": "new", "note": ""})
-        subject.commit(third.changes(third.truncate(), rows))
+        steps = third.truncate(), third.upsert({"id": 2, "name": "new", "note": ""})
+        subject.commit(third.changes(*steps))
 
         assert inserted == [(1, "a", "n1"), (2, "b", "n2"), (3, "c", "n3"), (4, None, "n4")]
         assert changed == [(2, "B", None), (4, None, "n4"), (7, "a", "moved")]
@@ -243,7 +245,8 @@ class TableSinkContract:
         with subject.writer() as writer:
             for changes in [*commits, commits[1]]:
                 written = writer.commit(changes, max(changes.segments), allow)
-        again = [subject.commit(changes, exists=True) for changes in (commits[1], commits[0])]
+        # As after a crash, and after the checkpoint was set back.
+        again = [subject.commit(commits[1], exists=True), subject.commit(commits[0])]
 
         assert subject.table("id", "name") == [(2, "b"), (3, "c")]
         assert again == [written.columns] * 2
