@@ -52,7 +52,7 @@ _ENDING_SECONDS = 1.0
 _NAME_BYTES = 63
 """PostgreSQL truncates longer application names (NAMEDATALEN - 1)."""
 
-_TRANSACTION_TIMEOUT_VERSION = 170000
+_TRANSACTION_TIMEOUT_VERSION = 170000  # transaction_timeout exists from PostgreSQL 17 on
 _TRANSACTION_TIMEOUT = "60s"
 
 

@@ -18,7 +18,7 @@ from deltaforge_dagster.pipeline.control.work import note_pipeline, register
 from deltaforge_dagster.state.records import DesiredState, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
-_END_SECONDS = 45.0
+_END_SECONDS = 45.0  # more than the 30 s within which a run ends
 
 
 @dataclass(frozen=True, slots=True)

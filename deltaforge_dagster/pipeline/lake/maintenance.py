@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
-_ATTEMPTS = 3
+_ATTEMPTS = 3  # after conflicts with commits; what is left is for the next maintenance
 _ABORTS = {SparkFailure.LOST, SparkFailure.MISSING, SparkFailure.PLACE, SparkFailure.UNAVAILABLE}
 """Failures that would occur with other tables as well."""
 

@@ -62,6 +62,8 @@ from deltaforge_dagster.sinks.tables.staged import (
 from deltaforge_dagster.sources.registry import identify_position
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
+# Of the lower half, 42 bits are milliseconds, which suffice until 2109. A larger ordinal adds to
+# them, and the changes of a segment stay in order.
 _PLACE_BITS = 22
 _HALF = 64
 _WORDS = np.dtype([("low", "<u8"), ("high", "<u8")])

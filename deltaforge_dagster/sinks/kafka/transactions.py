@@ -34,7 +34,7 @@ from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.kafka.client import Batching, Client, KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.librdkafka import LOGGER, error_of, translated
 
-_SLICE = 0.5
+_SLICE = 0.5  # a call waits no longer, so that `close` need not wait for it
 _PAUSE = 0.05
 _ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0

@@ -50,8 +50,10 @@ _ANSWER_INTERVAL = 100
 An answer costs the server about a fourth of what it needs for a message.
 """
 
+# A refused block is sent again in blocks a quarter as large, of which less must be repeated if one
+# of them is refused as well.
 _SHRINK = 4
-_MOST_SUBJECTS = 100_000
+_MOST_SUBJECTS = 100_000  # checked ones that are remembered; after that, those of one block
 
 
 class _PossibleDuplicates(NamedTuple):

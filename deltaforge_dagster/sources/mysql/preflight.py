@@ -67,7 +67,7 @@ _KEPT_ROWS = (
 """What `binlog_row_image` other than FULL means for sinks that keep the rows of tables."""
 
 _HOUR, _DAY = 3600, 86_400
-_DENIED = (1044, 1142)
+_DENIED = (1044, 1142)  # ER_DBACCESS_DENIED_ERROR, ER_TABLEACCESS_DENIED_ERROR
 _NO_TABLE = "deltaforge_no_such_table"
 
 

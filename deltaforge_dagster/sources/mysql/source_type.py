@@ -206,7 +206,7 @@ def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
     return values
 
 
-_IDS = 4_000_000_000
+_IDS = 4_000_000_000  # server ids have 32 bits, and 0 is none
 
 
 def server_id(source_id: str, purpose: str = "read") -> int:

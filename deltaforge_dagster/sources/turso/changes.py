@@ -217,7 +217,7 @@ class Batches:
         return stamped
 
 
-_VERSION, _VARIANT = 7 << 76, 2 << 62
+_VERSION, _VARIANT = 7 << 76, 2 << 62  # the fixed bits of such a UUID (RFC 9562, section 5.7)
 
 
 def event_id(source_id: str, change_id: str, ts_us: int) -> str:
