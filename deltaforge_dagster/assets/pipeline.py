@@ -9,8 +9,9 @@ order with those that it does not have yet.
 The op yields no results for its assets, because in a backfill a yielded result would overwrite the
 metadata of every partition. It writes the events of assets (`publish`) and of checks itself.
 Outputs of checks are not optional in Dagster, unlike those of assets: for each one that is not
-yielded, Dagster would log a message and create an empty output. So the op yields these empty
-outputs, which do not affect the checks.
+yielded, Dagster would log a message and create an empty output. So a Materialize yields these
+empty outputs, which do not affect the checks. A live run is started without the checks, and reports
+them without a run when it ends.
 
 A partition of the asset of snapshots is one chunk of a table. With the tag
 `deltaforge/run: snapshot` its op reads the missing chunks of the unfinished snapshot. Any other run
@@ -106,7 +107,11 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
                 execution.execute(context, loaded, opened)
         except DeltaforgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        yield from (dg.Output(None, name) for name in context.assets_def.check_specs_by_output_name)
+        yield from (
+            dg.Output(None, name)
+            for name, spec in context.assets_def.check_specs_by_output_name.items()
+            if spec.key in context.selected_asset_check_keys
+        )
 
     return ranges.with_attributes(
         asset_key_replacements={of_names: key for key, of_names in plain.items()}
@@ -128,7 +133,7 @@ def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
         selection=dg.AssetSelection.assets(
             asset_key(loaded.name, CHANGES),
             *(asset_key(loaded.name, sink.config.id) for sink in loaded.spec.spec.sinks),
-        ),
+        ).without_checks(),  # otherwise the UI shows them as in progress for the whole run
         executor_def=dg.in_process_executor,
         tags={PIPELINE_TAG: loaded.name},
         description=f"Captures and delivers changes of pipeline {loaded.name} until it is idle.",

@@ -17,6 +17,7 @@ from deltaforge_dagster.assets.names import (
     maintenance_job_name,
     partition_key,
     partitions_name,
+    snapshot_key,
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
@@ -28,6 +29,7 @@ from deltaforge_dagster.sensors.history import (
     delete_runs,
     forget_assets,
     forget_events,
+    forget_partitions,
     forget_ticks,
 )
 from deltaforge_dagster.state.since import RETENTION
@@ -105,16 +107,21 @@ def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipe
     return len(old) + _delete_old_chunks(instance, store, pipeline)
 
 
-def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
-    """Delete the partitions of chunks that are not in the newest snapshot."""
-    name = chunks_name(pipeline)
-    partitions = instance.get_dynamic_partitions(name)
+def _kept_chunks(store: StateStore, pipeline: str) -> set[str]:
+    """Return the partitions of the chunks of the newest snapshot."""
     newest = store.snapshots.read(pipeline, newest=1)
-    kept = {
+    return {
         chunk.partition
         for row in newest
         for chunk in store.snapshots.chunks(pipeline, row.snapshot)
     }
+
+
+def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
+    """Delete the partitions of chunks that are not in the newest snapshot."""
+    name = chunks_name(pipeline)
+    partitions = instance.get_dynamic_partitions(name)
+    kept = _kept_chunks(store, pipeline)
     old = [partition for partition in partitions if partition not in kept]
     for partition in old:
         instance.delete_dynamic_partition(name, partition)
@@ -147,7 +154,9 @@ def _delete_history(
         lake_table_key(loaded.name, stored.sink, stored.write.source)
         for stored in store.lake_commits.tables(loaded.name)
     ]
-    return runs, forget_events(instance, keys, partition_key(first), oldest)
+    events = forget_events(instance, keys, partition_key(first), oldest)
+    chunks = _kept_chunks(store, loaded.name)
+    return runs, events + forget_partitions(instance, snapshot_key(loaded.name), chunks)
 
 
 def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:

@@ -306,13 +306,13 @@ class LakeCommitRepository:
         )
 
     def mark_published(self, name: str, stored: StoredWrite) -> None:
-        """Record that a write is published in Dagster."""
+        """Record that a write, and all before it to the same table, are published in Dagster."""
         with self._database.write() as connection:
             connection.execute(
                 update(lake_writes)
                 .where(
                     _of_table(name, stored.sink, stored.write),
-                    lake_writes.c.segment == stored.segment,
+                    lake_writes.c.segment <= stored.segment,
                 )
                 .values(published=True)
             )
