@@ -111,15 +111,15 @@ class _Written:
     def report(self, path: Sequence[str], text: str) -> None:
         """Add a problem at a path of the attributes, with file and line."""
         tree = self.context.resolution_context.source_position_tree
-        where = ".".join(path)
+        where = ": ".join([".".join(path), text]) if path else text
         if tree is None:
-            self.problems.append(f"{where}: {text}")
+            self.problems.append(where)
             return
         node, line = tree, tree.position.start.line
         for part in ("attributes", *path):
             node = node.children.get(part, node)
             line = node.position.start.line
-        self.problems.append(f"{tree.position.filename}:{line}: {where}: {text}")
+        self.problems.append(f"{tree.position.filename}:{line}: {where}")
 
     def texts(self, name: str) -> dict[str, str]:
         """Return an attribute that is a mapping of texts; what is not text is a problem."""

@@ -73,7 +73,9 @@ def problems_of(parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
                 AssetAttributesModel.model_validate(part)
             except pydantic.ValidationError as error:
                 for problem in error.errors(include_url=False, include_input=False):
-                    yield (name, *map(str, problem["loc"][:1])), sentence(problem)
+                    unknown = problem["type"] == "extra_forbidden"
+                    text = "is not an attribute of assets" if unknown else sentence(problem)
+                    yield (name, *map(str, problem["loc"][:1])), text
 
 
 def _translated(

@@ -364,6 +364,7 @@ def _build_with_env(file: _PipelineFile) -> None:
     file.add(
         DocumentProblem(path, f"the environment variable {name} is not set")
         for name, path in unset.items()
+        if not any(f"variable {name}," in problem for problem in file.problems)
     )
     file.unset = tuple(sorted(unset))
 
