@@ -36,7 +36,11 @@ _SINKS: Mapping[str, Mapping[str, Any]] = {
         "catalog_properties": {"type": "hadoop", "warehouse": "{{ env.LAKE }}"},
     },
     "postgres": {"dsn": "{{ env.COPY_DSN }}", "table": "NAME.${source.table}"},
-    "clickhouse": {"url": "{{ env.CLICKHOUSE_URL }}", "table": "${source.table}"},
+    "clickhouse": {
+        "url": "{{ env.CLICKHOUSE_URL }}",
+        "database": "NAME",
+        "table": "${source.table}",
+    },
     "s3": {"bucket": "{{ env.LAKE_BUCKET }}", "prefix": "NAME"},
 }
 _VARIABLE = re.compile(r"\{\{ env\.(\w+) \}\}")
