@@ -98,7 +98,14 @@ INSTALLATION_FIELDS = ("home", "state_url", "journal_url", "spark_remote", "lake
 def project_settings(
     installation: Mapping[str, str], folder: Path, environment: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Return the settings of pipelines in a project; variables of the environment win.
+    """Return the settings of pipelines in a project (`project_environment`)."""
+    return Settings.from_env(project_environment(installation, folder, environment))
+
+
+def project_environment(
+    installation: Mapping[str, str], folder: Path, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the variables of an installation in a project; those of the environment win.
 
     Args:
         installation: Values of `INSTALLATION_FIELDS`, in which `{{ env.NAME }}` is a variable.
@@ -125,10 +132,12 @@ def project_settings(
     if (state := values.get("state_url", "")).startswith("sqlite:///"):
         file = Path(state.removeprefix("sqlite:///")).expanduser()
         values["state_url"] = f"sqlite:///{folder / file}"
-    given = {name: value for name, value in environment.items() if value.strip()}
-    return Settings.from_env(
-        {**{f"DELTAFORGE_{name.upper()}": value for name, value in values.items()}, **given}
-    )
+    given = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("DELTAFORGE_") and value.strip()
+    }
+    return {**{f"DELTAFORGE_{name.upper()}": value for name, value in values.items()}, **given}
 
 
 def _flag(name: str, text: str | None) -> bool:

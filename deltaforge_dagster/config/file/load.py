@@ -45,6 +45,7 @@ from deltaforge_dagster.config.file.document import (
     plain,
 )
 from deltaforge_dagster.config.file.ids import derive_ids, derive_processor_ids
+from deltaforge_dagster.config.file.project import component_files, is_project, named_files
 from deltaforge_dagster.config.file.rules import (
     advice,
     rules,
@@ -193,6 +194,8 @@ def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline |
 def pipeline_files(path: Path) -> list[Path]:
     """Return `path` itself, or every `*.yaml` and `*.yml` below it, sorted.
 
+    Of a Dagster project they are the component files, and the files that these name.
+
     Names that start with a dot are skipped: editors and mounted volumes keep copies under such
     names.
 
@@ -203,6 +206,8 @@ def pipeline_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SpecError(f"{path}: does not exist (name a pipeline file, or a directory of them)")
+    if is_project(path):
+        return named_files(component_files(path))
     files: list[Path] = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -222,7 +227,7 @@ def load_files(
     Files with the same name become one broken pipeline. With `strict` unknown fields are problems,
     not warnings.
     """
-    files = [file for path in paths for file in _read_all(path, strict=strict)]
+    files = [file for path in named_files(paths) for file in _read_all(path, strict=strict)]
     claims: dict[str, list[_PipelineFile]] = {}
     for file in files:
         if file.name is not None:
