@@ -67,6 +67,7 @@ def build_definitions(
         Platform(settings, single_process=single_process),
         PipelineFiles(settings).installed,
         SharedNames(),
+        WatchRoom(),
     )
     return dg.Definitions.merge(composed, dg.Definitions(executor=dg.in_process_executor))
 
@@ -76,6 +77,7 @@ def compose(
     platform: Platform,
     installed_now: Callable[[StateStore], Sequence[AnyPipeline]],
     names: SharedNames,
+    room: WatchRoom,
 ) -> dg.Definitions:
     """Return the definitions of pipelines, which may be merged with any others.
 
@@ -87,6 +89,7 @@ def compose(
         platform: Opens the installation.
         installed_now: Returns which pipelines there are when it is asked.
         names: The names of what the pipelines share.
+        room: What the pipelines of this code server share to watch their sources.
     """
     valid = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
     former = former_pipelines(platform.settings, pipelines)
@@ -96,7 +99,7 @@ def compose(
         platform.settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
     )
     cache = TickCache(platform)
-    room = WatchRoom(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
+    room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []
     for pipeline in valid:
         own = [build_pipeline_job(pipeline), build_snapshot_job(pipeline)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from deltaforge_dagster.errors import SettingsError, SpecError
 if TYPE_CHECKING:  # see the package: projects that do not use this must not pay for it
     from deltaforge_dagster.config.file.load import BrokenPipeline
     from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+    from deltaforge_dagster.sensors.tick import WatchRoom
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +96,11 @@ def definitions_of(
             platform,
             lambda store: still_installed(store, [pipeline]),
             SharedNames.of_pipeline(pipeline.name),
+            _watch_room(),
         )
 
     if isinstance(pipeline, BrokenPipeline):
-        translate(pipeline.name, None)
-        return composed(_unless_validated(pipeline))
+        pipeline = _unless_validated(pipeline)
     translate(pipeline.name, translator)
     try:
         return composed(pipeline)
@@ -108,6 +110,14 @@ def definitions_of(
         broken = BrokenPipeline(None, pipeline.name, SpecError(*problems), in_code=True)
         translate(pipeline.name, None)
         return composed(_unless_validated(broken))
+
+
+@cache
+def _watch_room() -> WatchRoom:
+    """Return what all pipelines of this process share, whichever component has them."""
+    from deltaforge_dagster.sensors.tick import WatchRoom  # noqa: PLC0415
+
+    return WatchRoom()
 
 
 def _unless_validated(broken: BrokenPipeline) -> BrokenPipeline:
