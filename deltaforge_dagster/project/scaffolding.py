@@ -81,10 +81,9 @@ class PipelineScaffolder(dg.Scaffolder[PipelineParams]):
         if request.scaffold_format != "yaml":
             dg.scaffold_component(request, attributes)
             return
-        document: dict[str, Any] = {
-            "type": "deltaforge_dagster.PipelineComponent",
-            "attributes": attributes,
-        }
+        ours = request.type_name.startswith("deltaforge_dagster.")  # perhaps the module's name
+        kind = "deltaforge_dagster.PipelineComponent" if ours else request.type_name
+        document: dict[str, Any] = {"type": kind, "attributes": attributes}
         text = yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
         if variables := sorted(set(_VARIABLE.findall(text))):
             text += yaml.safe_dump({"requirements": {"env": variables}}, default_flow_style=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 from dagster.components.core.component_tree import ComponentTreeException
-from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 
 from deltaforge_dagster import PipelineComponent
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from tests.project.conftest import ORDERS, Project, keys, specs
 
 pytestmark = [
@@ -222,10 +222,7 @@ def test_a_class_of_the_projects_own(project: Project) -> None:
     project.write(
         "own.py",
         """
-        from dagster.components.core.component_tree import ComponentTreeException
-
-from deltaforge_dagster import PipelineComponent
-from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+        from deltaforge_dagster import PipelineComponent
 
 
         class OwnComponent(PipelineComponent):
