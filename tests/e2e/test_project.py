@@ -10,10 +10,12 @@ import dagster as dg
 import psycopg
 import pytest
 
+from deltaforge_dagster.assets.names import partition_key
 from deltaforge_dagster.installation.process import free_port
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
+from tests.e2e.webserver import ASSET_JOB, Webserver
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -72,6 +74,7 @@ import dagster as dg
 def report() -> None:
     pass
 """
+MODULE = "shop_project.definitions"
 CHANGES, LINES = dg.AssetKey(["cdc", "orders"]), dg.AssetKey(["out", "lines"])
 
 
@@ -129,13 +132,15 @@ def delivered(lines: Path) -> list[int]:
 def test_dagster_dev_in_a_project(dsn: str, deploy: Callable[..., Deployment]) -> None:
     """`dagster dev` alone, with an instance that has no setting of ours: a row arrives.
 
-    Its range is shown at the keys of the translation.
+    Its range is shown at the keys of the translation, where a Materialize delivers it again under
+    Dagster's own executor, with a process for each step.
     """
     deployment = deploy(dagster_yaml="telemetry: {enabled: false}\n")
     lines = deployment.folder / "lines.jsonl"
     create(deployment.folder, dsn, lines)
+    port = free_port()
     deployment.spawn(
-        *("-m", "dagster", "dev", "-m", "shop_project.definitions", "--port", str(free_port())),
+        *("-m", "dagster", "dev", "-m", MODULE, "--port", str(port)),
         more={"PYTHONPATH": str(deployment.folder / "src"), "SHOP_DSN": dsn},
     )
     eventually(lambda: started(deployment, "orders"), seconds=600, what="the first tick")
@@ -149,3 +154,7 @@ def test_dagster_dev_in_a_project(dsn: str, deploy: Callable[..., Deployment]) -
             seconds=600,
             what=f"the range of {key.to_user_string()}",
         )
+    webserver = Webserver(f"http://127.0.0.1:{port}", location=MODULE)
+    clicked = webserver.run(ASSET_JOB, [CHANGES, LINES], partition_key(1))
+    assert webserver.status(clicked) == "SUCCESS"
+    assert delivered(lines) == [1, 1]
