@@ -70,7 +70,7 @@ ASSET = """\
 import dagster as dg
 
 
-@dg.asset(deps=["out/lines"])
+@dg.asset(deps=[dg.AssetKey(["out", "lines"])])
 def report() -> None:
     pass
 """
