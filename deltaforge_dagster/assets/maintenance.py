@@ -40,7 +40,9 @@ def maintained_sinks(loaded: LoadedPipeline) -> Mapping[str, LakeMaintenanceConf
     }
 
 
-def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDefinition:
+def build_maintenance_asset(
+    loaded: LoadedPipeline, sink_id: str, platform: Platform
+) -> dg.AssetsDefinition:
     """Return the asset of the maintenance of a sink's tables."""
     name = maintenance_job_name(loaded.name, sink_id)
     sink = next(block for block in loaded.spec.spec.sinks if block.config.id == sink_id)
@@ -51,9 +53,7 @@ def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDe
         pool=name,
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def maintenance(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> dg.MaterializeResult[Any]:
+    def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         try:
             tables = _maintain(context, platform, loaded, sink)
         except DeltaforgeError as error:

@@ -68,7 +68,9 @@ A new evaluation is written whenever the text changes, and figures change all th
 """
 
 
-def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
+def build_pipeline_asset(
+    pipeline: LoadedPipeline | FormerPipeline, platform: Platform
+) -> dg.AssetsDefinition:
     """Return the multi-asset of a pipeline.
 
     If the pipeline's file cannot be loaded, every run of the asset fails at once, and says why.
@@ -85,7 +87,13 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
 
     @dg.multi_asset(
         name=op_name(loaded.name),
-        specs=[spec.replace_attributes(key=plain[spec.key]) for spec in specs],
+        specs=[
+            spec.replace_attributes(
+                key=plain[spec.key],
+                deps=[plain.get(dep.asset_key, dep) for dep in spec.deps],
+            )
+            for spec in specs
+        ],
         check_specs=[
             spec.replace_key(dg.AssetCheckKey(plain[spec.asset_key], spec.name))
             for spec in check_specs(loaded)
@@ -95,9 +103,7 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
         can_subset=True,
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def ranges(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> Iterator[dg.Output[None]]:
+    def ranges(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         try:
             if problem is not None:
                 raise problem
@@ -140,7 +146,9 @@ def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
     )
 
 
-def build_snapshot_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
+def build_snapshot_asset(
+    pipeline: LoadedPipeline | FormerPipeline, platform: Platform
+) -> dg.AssetsDefinition:
     """Return the asset of a pipeline's snapshots.
 
     Its runs fail at once if the file cannot be loaded.
@@ -158,9 +166,7 @@ def build_snapshot_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
         pool=f"{name}_snapshot",
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def snapshot(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> Iterator[dg.MaterializeResult[Any]]:
+    def snapshot(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         try:
             if problem is not None:
                 raise problem
@@ -191,7 +197,7 @@ def build_health_asset(pipeline: AnyPipeline) -> dg.AssetSpec:
     return health_spec(pipeline)
 
 
-def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
+def build_health_check(pipeline: AnyPipeline, platform: Platform) -> dg.AssetChecksDefinition:
     """Return the asset's check, which ticks report; *Execute* in the UI evaluates it at once."""
     spec = dg.AssetCheckSpec(
         WELL_CHECK,
@@ -200,7 +206,7 @@ def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
     )
 
     @dg.multi_asset_check(name=f"{dagster_name(pipeline.name)}_health", specs=[spec])
-    def well(platform: dg.ResourceParam[Platform]) -> Iterator[dg.AssetCheckResult]:
+    def well() -> Iterator[dg.AssetCheckResult]:
         with platform.open() as opened:
             evaluation = health_evaluation(pipeline.name, health(opened.store, pipeline))
         yield dg.AssetCheckResult(

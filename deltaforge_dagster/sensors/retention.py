@@ -8,7 +8,7 @@ import dagster as dg
 from deltaforge_dagster.assets.maintenance import maintained_sinks
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
-    RETENTION_JOB,
+    SharedNames,
     asset_key,
     chunks_name,
     dagster_name,
@@ -40,12 +40,15 @@ RUNS_PER_TURN = 500
 
 
 def build_retention(
-    pipelines: Sequence[LoadedPipeline],
+    pipelines: Sequence[LoadedPipeline], platform: Platform, names: SharedNames
 ) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     """Return the job that deletes old, delivered data, and its hourly schedule."""
 
-    @dg.op(name="forget", description="Removes old, delivered segments, ranges and runs.")
-    def forget(context: dg.OpExecutionContext, platform: dg.ResourceParam[Platform]) -> None:
+    @dg.op(
+        name=f"{names.retention}_forget",  # Dagster refuses two ops of one name
+        description="Removes old, delivered segments, ranges and runs.",
+    )
+    def forget(context: dg.OpExecutionContext) -> None:
         problems = []
         with platform.open() as opened:
             for loaded in pipelines:
@@ -55,14 +58,14 @@ def build_retention(
                 except DeltaforgeError as error:  # go on with the other pipelines
                     problems.append(f"{loaded.name}: {error}")
             forget_assets(context.instance, opened.store.pipelines.removed())
-        forget_ticks(context.instance, _instigators(pipelines))
+        forget_ticks(context.instance, _instigators(pipelines, names))
         week_ago = datetime.now(UTC) - timedelta(days=7)
-        delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=RETENTION_JOB)
+        delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=names.retention)
         if problems:
             raise dg.Failure("; ".join(problems), allow_retries=False)
 
     @dg.job(
-        name=RETENTION_JOB,
+        name=names.retention,
         executor_def=dg.in_process_executor,
         description="Deletes data that every sink has and that is older than the pipeline's "
         "retention.",
@@ -71,7 +74,7 @@ def build_retention(
         forget()
 
     schedule = dg.ScheduleDefinition(
-        name=f"{RETENTION_JOB}_hourly",
+        name=f"{names.retention}_hourly",
         job=retention,
         cron_schedule="7 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
@@ -159,12 +162,12 @@ def _delete_history(
     return runs, events + forget_partitions(instance, snapshot_key(loaded.name), chunks)
 
 
-def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
-    """Return the names of all sensors and schedules of this installation."""
-    names = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
+def _instigators(pipelines: Sequence[LoadedPipeline], names: SharedNames) -> set[str]:
+    """Return the names of all sensors and schedules of these pipelines."""
+    instigators = {names.alerts, names.files, f"{names.retention}_hourly"}
     for loaded in pipelines:
         name = dagster_name(loaded.name)
-        names |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
+        instigators |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
         jobs = (maintenance_job_name(loaded.name, sink) for sink in maintained_sinks(loaded))
-        names |= {f"{job}_schedule" for job in jobs}
-    return names
+        instigators |= {f"{job}_schedule" for job in jobs}
+    return instigators

@@ -333,16 +333,21 @@ def _report_dead(
 
 
 class WatchRoom:
-    """Decides which ticks watch, and until when. Thread-safe.
+    """Decides which ticks of a code server watch, and until when. Thread-safe.
 
     Args:
-        pipelines: How many pipelines of this code server have a sensor.
+        pipelines: How many of its pipelines have a sensor.
     """
 
-    def __init__(self, pipelines: int) -> None:
+    def __init__(self, pipelines: int = 0) -> None:
         self._pipelines = pipelines
         self._lock = threading.Lock()
         self._watching = 0
+
+    def admit(self, pipelines: int) -> None:
+        """Count more pipelines that have a sensor."""
+        with self._lock:
+            self._pipelines += pipelines
 
     @contextmanager
     def watch(

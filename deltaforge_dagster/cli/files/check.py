@@ -56,7 +56,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     }
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
         findings.append(jars_finding(settings))
-    context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
+    context = SinkContext(loaded.name, brief=True, posted=loaded.is_stored)
     findings += preflight_sinks(declared.sinks, context, names)
     findings += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
     failed = any(finding.level == "error" for finding in findings)

@@ -111,7 +111,7 @@ def note_pipeline(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
         loaded.hash,
         [config.id for config in configs],
         starts,
-        stored=loaded.path is None,
+        stored=loaded.is_stored,
     )
     note_spec(store, loaded)
     if changed := note_secrets(store, loaded):

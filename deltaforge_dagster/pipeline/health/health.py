@@ -435,7 +435,7 @@ def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[Health
         yield HealthProblem(
             "retention",
             "warning",
-            "the hourly job deltaforge_retention has not run for three hours, so what every sink "
+            "the hourly job that deletes old data has not run for three hours, so what every sink "
             "has is not deleted: is its schedule switched on, and do its runs succeed?",
             since=awaited,
         )
