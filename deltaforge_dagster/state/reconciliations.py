@@ -8,6 +8,7 @@ that dies leaves a claim that expires.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import orjson
 
@@ -32,6 +33,10 @@ class Proof:
     verified_through: str
     verified_at: float
     rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the proof as JSON values, with the position as an object."""
+        return {**asdict(self), "verified_through": orjson.loads(self.verified_through)}
 
 
 class ReconciliationRepository:
