@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.errors import JournalDamaged, NotAllowed
+from deltaforge_dagster.errors import JournalDamaged, SourceUnavailable
 from deltaforge_dagster.frame import PROCESSED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
@@ -88,7 +88,7 @@ class ExpectedRows:
         """Return the rows of a chunk that is being read; discard them after use.
 
         Raises:
-            NotAllowed: The table has a form of which nothing was captured yet.
+            SourceUnavailable: The table has a form of which nothing was captured yet.
         """
         stamp = self._stamp(read.table)
         batches = (stamped(batch, stamp) for batch in read.batches)
@@ -168,7 +168,7 @@ class ExpectedRows:
         for version in reversed(history.versions):
             if version.table == table:
                 return version.stamp
-        raise NotAllowed(
+        raise SourceUnavailable(
             "its columns at the source are others than those of any change that was captured; "
             "compare it after its next change"
         )

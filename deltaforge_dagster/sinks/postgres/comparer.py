@@ -44,7 +44,7 @@ _WINDOW = "deltaforge_window"
 _SEEN = "deltaforge_seen"
 """Temporary tables: the rows that the source has, and the keys of this window and of all."""
 
-_STATEMENT_SECONDS = 600
+_LONGEST_SECONDS = 600
 
 
 class PostgresComparer:
@@ -95,7 +95,9 @@ class PostgresComparer:
 
     def _begin(self, connection: psycopg.Connection) -> PostgresView:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        connection.execute(f"SET LOCAL statement_timeout = '{_STATEMENT_SECONDS}s'")
+        # The changes of a window are staged within the transaction.
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.execute(f"SET LOCAL {name} = '{_LONGEST_SECONDS}s'")
         relation = commits.relation(connection, self._name)
         if relation is None or not commits.exists(connection):
             raise TableRejected(f"there is no {self._label}")
