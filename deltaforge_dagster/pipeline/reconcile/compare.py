@@ -38,11 +38,11 @@ from deltaforge_dagster.pipeline.reconcile.reports import TableReport
 from deltaforge_dagster.pipeline.snapshots.read import first_not_visible
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
-from deltaforge_dagster.sinks.tables.comparer import ComparedRows, TableComparer
+from deltaforge_dagster.sinks.tables.comparer import ComparedRows, ComparedView, TableComparer
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, ReadView, SnapshotSource
 from deltaforge_dagster.state.reconciliations import Proof
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema
@@ -70,6 +70,7 @@ class CompareOptions:
         sample: Which part of the windows is compared, from 0 to 1.
         deadline: When to begin no further window, by the monotonic clock; None for never.
         rate: How many rows a second are read at most; None for any number.
+        repair: Whether rows that differ are made what they should be.
         window_rows: How many rows a window should have.
         patience: Seconds to wait for a sink that does not move.
     """
@@ -79,6 +80,7 @@ class CompareOptions:
     sample: float = 1.0
     deadline: float | None = None
     rate: float | None = None
+    repair: bool = False
     window_rows: int = WINDOW_ROWS
     patience: float = _PATIENCE
 
@@ -258,7 +260,10 @@ class _TableComparison:
                 self._report.add(compared)
                 self._slow_down(compared.rows, time.monotonic() - began)
         if self._report.compared == self._report.windows and not self._is_over():
-            self._report.add_extra(self._certain(self._extra_rows, *self._last()))
+            extra = self._certain(self._extra_rows, *self._last())
+            if extra.differences and self._options.repair:
+                self._extra_rows(self._front(), repair=True)
+            self._report.add_extra(extra)
 
     def _chunks(self) -> Sequence[Chunk]:
         """Return the chunks to compare, in order."""
@@ -297,9 +302,12 @@ class _TableComparison:
         try:
             if table_of(window.staged) is None:
                 return ComparedRows(0, ())
-            return self._certain(
+            compared = self._certain(
                 lambda through: self._compared(window, through), window.position, window.read_at
             )
+            if compared.differences and self._options.repair:
+                self._compared(window, self._front(), repair=True)
+            return compared
         finally:
             window.staged.discard()
 
@@ -347,25 +355,56 @@ class _TableComparison:
                 return compared
         return compare(self._await_sink(position, read_at))
 
-    def _compared(self, window: SourceWindow, front: int) -> ComparedRows:
+    def _compared(self, window: SourceWindow, front: int, *, repair: bool = False) -> ComparedRows:
+        """Compare the rows of a window, and repair them if asked to.
+
+        Args:
+            window: The window.
+            front: A segment that the sink's table has at least.
+            repair: Whether to repair them.
+
+        Raises:
+            TableRejected: The sink's table cannot have the rows.
+        """
         rows = table_of(window.staged)
         assert rows is not None
-        with self._comparer.view() as view:
+        with self._comparer.view(locked=repair) as view:
             view.load(rows)
-            through = max(front, view.through or 0)
-            with self._expected.changes(window.first, through, window.read_view) as changes:
-                if changes is not None:
-                    view.change(changes)
-                return view.differences()
+            self._change(view, front, window.first, window.read_view)
+            if repair:
+                view.repair()
+            return self._checked(view.differences(), repaired=repair)
 
-    def _extra_rows(self, front: int) -> ComparedRows:
+    def _extra_rows(self, front: int, *, repair: bool = False) -> ComparedRows:
+        """Search for rows that no window had, and remove them if asked to."""
         assert self._first is not None
-        with self._comparer.view() as view:
-            through = max(front, view.through or 0)
-            with self._expected.changes(self._first, through) as changes:
-                if changes is not None:
-                    view.change(changes)
-                return view.extra_rows()
+        with self._comparer.view(locked=repair) as view:
+            self._change(view, front, self._first, None)
+            if repair:
+                view.remove_extra_rows()
+            return self._checked(view.extra_rows(), repaired=repair)
+
+    def _change(
+        self, view: ComparedView, front: int, first: int, read_view: ReadView | None
+    ) -> None:
+        """Apply the changes since a segment that the sink's table has."""
+        through = max(front, view.through or 0)
+        with self._expected.changes(first, through, read_view) as changes:
+            if changes is not None:
+                view.change(changes)
+
+    def _checked(self, compared: ComparedRows, *, repaired: bool) -> ComparedRows:
+        """Return what was compared.
+
+        Raises:
+            TableRejected: The repair has not had its effect, and is undone.
+        """
+        if repaired and compared.differences:
+            raise TableRejected(
+                "rows differ even after they were repaired, so nothing of them was changed: does a "
+                "trigger or rule of the sink's table change them?"
+            )
+        return compared
 
     def _front(self) -> int:
         """Return the last segment that the sink's table is known to have."""

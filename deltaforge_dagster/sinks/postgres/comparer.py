@@ -5,7 +5,8 @@ statements that apply commits (`statements`). So they get the same types, by the
 the server compares the columns' texts, not the values: 1.0 and 1.00 are equal in `numeric`, as are
 0 and -0 in `real`, but they are not the same.
 
-Each window is one transaction, REPEATABLE READ. It changes only temporary tables.
+Each window is one transaction, REPEATABLE READ, that changes only temporary tables. A repair locks
+the table's row in `commits` first, as every commit does.
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ class PostgresComparer:
         return f"PostgreSQL table {'.'.join(self._name)} of sink {self._owner.sink_id}"
 
     @contextmanager
-    def view(self) -> Iterator[ComparedView]:
+    def view(self, *, locked: bool = False) -> Iterator[ComparedView]:
         """Provide the table as one transaction sees it; see `TableComparer.view`."""
         if self._connection is None:
             self._connection = self._server.connect()
         connection, problem = self._connection, None
         try:
             with connection.transaction():
-                yield self._begin(connection)
+                yield self._begin(connection, locked=locked)
         except psycopg.Error as error:
             problem = self._problem(error)
         if problem is not None:
@@ -93,15 +94,16 @@ class PostgresComparer:
         if connection is not None:
             connection.close()
 
-    def _begin(self, connection: psycopg.Connection) -> PostgresView:
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    def _begin(self, connection: psycopg.Connection, *, locked: bool) -> PostgresView:
+        if not locked:  # a lock alone would leave the snapshot from before it
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # The changes of a window are staged within the transaction.
         for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.execute(f"SET LOCAL {name} = '{_LONGEST_SECONDS}s'")
         relation = commits.relation(connection, self._name)
         if relation is None or not commits.exists(connection):
             raise TableRejected(f"there is no {self._label}")
-        row = commits.read(connection, self._name)
+        row = (commits.lock if locked else commits.read)(connection, self._name)
         if row.pipeline is not None and not row.is_of(self._owner):
             raise TableRejected(f"{self._label} is written by another sink")
         through = row.through if row.owner == self._owner.uid else None
@@ -161,8 +163,44 @@ class PostgresView:
             differences.setdefault(key, self._difference(row))
         return ComparedRows(count[0], list(differences.values()))
 
+    def repair(self) -> None:
+        """Give the keys of the window the rows that they should have; see `ComparedView.repair`."""
+        self._check_repairable()
+        table, keys = quoted(*self.name), self._keys
+        window = f"SELECT FROM pg_temp.{_WINDOW} AS w WHERE {_equal('w', 't', keys)}"
+        other = (
+            f"SELECT FROM {table} AS o WHERE {_equal('o', 't', keys)}"
+            " AND (o.tableoid, o.ctid) < (t.tableoid, t.ctid)"
+        )
+        row = (
+            f"SELECT FROM pg_temp.{_EXPECTED} AS e"
+            f" WHERE {_equal('e', 't', keys)} AND {self._alive('e')}"
+        )
+        execute = self.connection.execute
+        # Of several rows of one key, one stays.
+        execute(f"DELETE FROM {table} AS t WHERE EXISTS ({window}) AND EXISTS ({other})")
+        execute(self._merge())
+        execute(f"{self._removal} WHERE EXISTS ({window}) AND NOT EXISTS ({row})")
+
+    def remove_extra_rows(self) -> None:
+        """Delete the rows whose keys no window had; see `ComparedView.remove_extra_rows`."""
+        self._check_repairable()
+        self.connection.execute(f"{self._removal} WHERE {self._extra()}")
+
     def extra_rows(self) -> ComparedRows:
         """Return the rows whose keys no window had; see `ComparedView.extra_rows`."""
+        source = f"FROM {quoted(*self.name)} AS t WHERE {self._extra()}"
+        count = self.connection.execute(f"SELECT count(*) {source}").fetchone()
+        assert count is not None
+        shown = ", ".join(f"t.{quoted(name)}::text" for name in self._keys)
+        rows = self.connection.execute(f"SELECT {shown} {source} LIMIT {MOST_LISTED}").fetchall()
+        differences = [
+            RowDifference("extra", dict(zip(self._keys, row, strict=True))) for row in rows
+        ]
+        return ComparedRows(count[0], differences)
+
+    def _extra(self) -> str:
+        """Return the condition that no window had a row's key, and no change has added it."""
         seen = self.connection.execute(
             "SELECT to_regclass(%s) IS NOT NULL", [f"pg_temp.{_SEEN}"]
         ).fetchone()
@@ -177,15 +215,15 @@ class PostgresView:
                 f"NOT EXISTS (SELECT FROM pg_temp.{table} AS s"
                 f" WHERE {_equal('t', 's', self._keys)}{alive})"
             )
-        source = f"FROM {quoted(*self.name)} AS t WHERE {' AND '.join(unknown)}"
-        count = self.connection.execute(f"SELECT count(*) {source}").fetchone()
-        assert count is not None
-        shown = ", ".join(f"t.{quoted(name)}::text" for name in self._keys)
-        rows = self.connection.execute(f"SELECT {shown} {source} LIMIT {MOST_LISTED}").fetchall()
-        differences = [
-            RowDifference("extra", dict(zip(self._keys, row, strict=True))) for row in rows
-        ]
-        return ComparedRows(count[0], differences)
+        return " AND ".join(unknown)
+
+    def _check_repairable(self) -> None:
+        if self.config.mode == "history":
+            raise TableRejected(
+                f"PostgreSQL table {'.'.join(self.name)} of sink {self.owner.sink_id} cannot be "
+                "repaired: with mode history, nobody knows since when its rows were to be valid; "
+                "load it again (deltaforge resync)"
+            )
 
     def _apply(self, table: StagedTable) -> None:
         """Apply staged rows to the temporary table of expected rows."""
@@ -230,6 +268,32 @@ class PostgresView:
         if self.config.mode == "history":
             return f"{row}.df_is_current"
         return f"{row}.df_deleted IS NOT TRUE" if self.config.soft_deletes else "true"
+
+    @property
+    def _removal(self) -> str:
+        """The beginning of the statement that deletes rows `t`, or marks them deleted."""
+        table = quoted(*self.name)
+        if self.config.soft_deletes:
+            return f"UPDATE {table} AS t SET df_deleted = true"
+        return f"DELETE FROM {table} AS t"
+
+    def _merge(self) -> str:
+        """Return the statement that inserts and updates the rows of the window."""
+        names = [column.name for column in self._columns]
+        differs = [_differ(f"s.{quoted(name)}", f"t.{quoted(name)}") for name in names]
+        values = {name: f"s.{quoted(name)}" for name in names}
+        if self.config.soft_deletes:
+            values["df_deleted"] = "false"
+            differs.append("t.df_deleted IS NOT FALSE")
+        changes = ", ".join(f"{quoted(name)} = {value}" for name, value in values.items())
+        return (
+            f"MERGE INTO {quoted(*self.name)} AS t USING (SELECT e.* FROM pg_temp.{_EXPECTED} AS e"
+            f" JOIN pg_temp.{_WINDOW} AS w ON {_equal('w', 'e', self._keys)}"
+            f" WHERE {self._alive('e')}) AS s ON {_equal('t', 's', self._keys)}"
+            f" WHEN MATCHED AND ({' OR '.join(differs)}) THEN UPDATE SET {changes}"
+            f" WHEN NOT MATCHED THEN INSERT ({', '.join(map(quoted, values))})"
+            f" VALUES ({', '.join(values.values())})"
+        )
 
     def _compared(self) -> str:
         """Return the query of the rows of the window that differ."""
@@ -279,6 +343,11 @@ class PostgresView:
             [f"pg_temp.{_SEEN}"],
         )
         return [row[0] for row in rows]
+
+
+def _differ(left: str, right: str) -> str:
+    """Return the condition that two values have different texts."""
+    return f'({left})::text COLLATE "C" IS DISTINCT FROM ({right})::text COLLATE "C"'
 
 
 def _names(row: str, names: Sequence[str]) -> str:

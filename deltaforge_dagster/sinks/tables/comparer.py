@@ -12,6 +12,10 @@ destination:
 3. `ComparedView.differences` compares the rows with the window's keys.
 
 After the last window, `ComparedView.extra_rows` returns the rows that no window had.
+
+A repair does the same while the table is locked for commits, and then makes it what it should be
+(`ComparedView.repair`, `remove_extra_rows`): commits that come later find it as if it had always
+been so.
 """
 
 from __future__ import annotations
@@ -90,6 +94,22 @@ class ComparedView(Protocol):
         """Compare the rows with the keys of the window, and remember these keys."""
         ...
 
+    def repair(self) -> None:
+        """Give the keys of the window the rows that they should have; the view is `locked`.
+
+        Raises:
+            TableRejected: The table cannot be repaired, only loaded again.
+        """
+        ...
+
+    def remove_extra_rows(self) -> None:
+        """Delete the rows that `extra_rows` returns; the view is `locked`.
+
+        Raises:
+            TableRejected: The table cannot be repaired, only loaded again.
+        """
+        ...
+
     def extra_rows(self) -> ComparedRows:
         """Return the rows whose keys no window had, and no change (`change`) has added.
 
@@ -104,8 +124,12 @@ class TableComparer(Protocol):
     Methods raise subclasses of `DeltaforgeError`.
     """
 
-    def view(self) -> AbstractContextManager[ComparedView]:
-        """Provide the table as it is at one moment; nothing of it is changed.
+    def view(self, *, locked: bool = False) -> AbstractContextManager[ComparedView]:
+        """Provide the table as it is at one moment.
+
+        Args:
+            locked: Whether commits wait until the view ends, so that the table may be changed;
+                what was changed is undone if the block raises.
 
         Raises:
             TableRejected: There is no such table.

@@ -214,6 +214,14 @@ def test_damage_is_found_and_named(make_copied: MakeCopied, kind: str) -> None:
     assert exit_code([report]) == 1
     assert "another" not in json.dumps(report.to_json(values=False))
 
+    repaired = copied.compare(sink="copy", window_rows=7, repair=True)["copy"]
+    assert (repaired.problem, repaired.different, repaired.extra) == (None, 6, 2)
+    after = copied.compare(sink="copy", window_rows=7)["copy"]
+    assert (after.problem, after.shown, after.rows, after.whole) == (None, [], 39, True)
+    copied.damage("UPDATE past SET name = 'another' WHERE id = 3")
+    past = copied.compare(sink="past", repair=True)["past"]
+    assert "cannot be repaired: with mode history" in (past.problem or "")
+
 
 def test_no_false_alarm_under_load(make_copied: MakeCopied) -> None:
     """While rows come, go, change and get other keys, and the table is truncated, nothing differs; damage is found."""
@@ -229,12 +237,18 @@ def test_no_false_alarm_under_load(make_copied: MakeCopied) -> None:
         for _ in range(3):
             reports += copied.compare(window_rows=40).values()
         truncating.join()
-        copied.damage("INSERT INTO hot VALUES (-1, 'k', 1, 't')")
-        damaged = copied.compare(sink="copy", window_rows=40)["copy"]
+        copied.damage("INSERT INTO hot VALUES (-1, 'k', 1, 't')", "UPDATE hot SET t = 'z' || t")
+        damaged = copied.compare(sink="copy", window_rows=40, repair=True)["copy"]
+        repaired = copied.compare(sink="copy", window_rows=40)["copy"]
     assert [(report.problem, report.shown) for report in reports] == [(None, [])] * 6
     assert sum(report.rows for report in reports) > 100
-    assert (damaged.problem, damaged.extra, damaged.missing, damaged.different) == (None, 1, 0, 0)
-    assert damaged.shown[0].key == {"a": "-1", "b": "k"}
+    assert (damaged.problem, damaged.extra, damaged.missing, list(damaged.columns)) == (
+        None,
+        1,
+        0,
+        ["t"],
+    )
+    assert (repaired.problem, repaired.shown) == (None, [])
 
 
 def test_the_command(make_copied: MakeCopied, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +274,8 @@ def test_the_command(make_copied: MakeCopied, monkeypatch: pytest.MonkeyPatch) -
     code, output = command("--table", "public.goods", "--show-values")
     assert code == 1
     assert 'name: "name 3" at the source, "sécret" at the sink' in output
+    code, output = command("--repair", "--json")
+    assert (code, json.loads(output)["repaired"][0]["different"]) == (0, 1)
     assert command("--sample", "0%")[0] == 2
     assert "no sink 'redis'" in command("--sink", "redis")[1]
 
