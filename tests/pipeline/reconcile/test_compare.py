@@ -237,7 +237,11 @@ def test_no_false_alarm_under_load(make_copied: MakeCopied) -> None:
         for _ in range(3):
             reports += copied.compare(window_rows=40).values()
         truncating.join()
-        copied.damage("INSERT INTO hot VALUES (-1, 'k', 1, 't')", "UPDATE hot SET t = 'z' || t")
+        copied.damage(
+            "LOCK TABLE hot IN EXCLUSIVE MODE",
+            "INSERT INTO hot VALUES (-1, 'k', 1, 't')",
+            "UPDATE hot SET t = 'z' || t",
+        )
         damaged = copied.compare(sink="copy", window_rows=40, repair=True)["copy"]
         repaired = copied.compare(sink="copy", window_rows=40)["copy"]
     assert [(report.problem, report.shown) for report in reports] == [(None, [])] * 6
