@@ -55,10 +55,10 @@ class JournalReach:
         return not self._end() < position
 
     def _read_to_its_end(self, position: Position, read_at: float) -> bool:  # noqa: ARG002
-        """Return whether a run has read all log that there was when the read had begun."""
+        """Return whether somebody has found all log captured that there was at the read."""
         log = self.store.pipelines.source_log(self.pipeline)
         since = read_at + _MEASURING_SECONDS
-        if log is None or log.bytes is None or log.seen_at < since or not self._is_held():
+        if log is None or log.bytes is None or log.seen_at < since:
             return False
         return log.unread_since is None or log.unread_since >= since
 
