@@ -57,8 +57,10 @@ class JournalReach:
     def _read_to_its_end(self, position: Position, read_at: float) -> bool:  # noqa: ARG002
         """Return whether somebody has found all log captured that there was at the read."""
         log = self.store.pipelines.source_log(self.pipeline)
+        # Not `log.seen_at`: a tick that only looks for changes moves it, and measures nothing.
+        looks = self.store.pipelines.log_looks(self.pipeline)
         since = read_at + _MEASURING_SECONDS
-        if log is None or log.bytes is None or log.seen_at < since:
+        if log is None or log.bytes is None or not looks or looks[-1].at < since:
             return False
         return log.unread_since is None or log.unread_since >= since
 
