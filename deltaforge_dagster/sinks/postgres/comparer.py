@@ -205,7 +205,7 @@ class PostgresView:
             "SELECT to_regclass(%s) IS NOT NULL", [f"pg_temp.{_SEEN}"]
         ).fetchone()
         known = [_SEEN] if seen is not None and seen[0] else []
-        known += [_EXPECTED] if self._keys else []
+        known += [_EXPECTED] if self._columns else []  # there were changes
         if not self._keys:
             self._keys = self._seen_keys() if known else ()
         unknown = [self._alive("t")]
