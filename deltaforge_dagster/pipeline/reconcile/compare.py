@@ -111,11 +111,15 @@ class Comparison:
         Raises:
             NotAllowed: There is no such sink or table, or no sink keeps tables.
             StoreUnavailable: The state store cannot be reached.
+            SourceUnavailable: The source cannot be reached.
         """
-        tables = self._tables()
+        tables, uncaptured = self._tables()
         for config, kind in self._sinks():
             for table in tables:
                 yield self._report(config, kind, table)
+            for name in uncaptured:
+                problem = "nothing of it was captured yet, neither a change nor a snapshot"
+                yield TableReport(config.id, name, (), problem=problem)
 
     def _report(
         self, config: TableSinkConfig, kind: TableSinkType[TableSinkConfig], table: TableSchema
@@ -207,19 +211,20 @@ class Comparison:
             raise NotAllowed(f"no sink of pipeline {name!r} keeps tables")
         return sinks
 
-    def _tables(self) -> list[TableSchema]:
-        """Return the newest version of each chosen table of the source."""
+    def _tables(self) -> tuple[list[TableSchema], list[str]]:
+        """Return the newest version of each chosen table, and tables without any version."""
         histories = self.store.schemas.histories(self.loaded.name)
         tables = {history.name: history.newest.table for history in histories}
         chosen = self.options.table
+        existing = set(self.source.tables())
         if chosen is None:
-            return [tables[name] for name in sorted(tables)]
-        if chosen not in tables:
+            return [tables[name] for name in sorted(tables)], sorted(existing - tables.keys())
+        if chosen not in existing | tables.keys():
             raise NotAllowed(
-                f"pipeline {self.loaded.name!r}: nothing was captured of a table {chosen!r} yet; "
-                "write full names, such as public.orders"
+                f"pipeline {self.loaded.name!r} captures no table {chosen!r}; write full names, "
+                "such as public.orders"
             )
-        return [tables[chosen]]
+        return ([tables[chosen]], []) if chosen in tables else ([], [chosen])
 
 
 class _TableComparison:

@@ -294,6 +294,13 @@ def test_the_command(make_copied: MakeCopied, monkeypatch: pytest.MonkeyPatch) -
     copied.deliver("INSERT INTO goods (id) VALUES (6)")
     code, output = command("--sink", "log")
     assert (code, "mode is changelog" in output) == (2, True)
+    copied.feed.path.write_text(text.replace('"public.goods"', '"public.goods", "public.bads"'))
+    copied.feed.shop.execute("CREATE TABLE bads (id int PRIMARY KEY)")
+    code, output = command("--sink", "copy")
+    assert (code, "public.bads in copy: NOT COMPARED: nothing of it was captured" in output) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.soak("reconcile")
