@@ -77,6 +77,10 @@ _COMMANDS = {
         "inspect.verify:verify",
         "Verify the journal's files, and compare them with the source's log.",
     ),
+    "reconcile": (
+        "inspect.reconcile:reconcile",
+        "Compare tables of sinks with the source, while both go on.",
+    ),
     "snapshot": (
         "operate.snapshot:app",
         "Read whole tables while the stream goes on; show the progress.",

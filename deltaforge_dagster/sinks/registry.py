@@ -32,6 +32,7 @@ from deltaforge_dagster.config.engine import RunLimits
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.sinks import MessageSinkConfig, SinkBlock, SinkConfig
 from deltaforge_dagster.config.templates import filled
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig
 from deltaforge_dagster.sources.findings import Finding
@@ -39,6 +40,7 @@ from deltaforge_dagster.sources.findings import Finding
 if TYPE_CHECKING:  # they need Arrow, which code servers do without
     from deltaforge_dagster.sinks.base import Sink
     from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+    from deltaforge_dagster.sinks.tables.comparer import TableComparer
     from deltaforge_dagster.sinks.tables.staged import ObjectForm
     from deltaforge_dagster.sinks.tables.writer import (
         CommitWriter,
@@ -279,6 +281,22 @@ class TableSinkType(SinkType[_StagedConfig]):
         of_source = (*location, template, *tables.place)
         what = f"{self.owns} for the source's"
         return owned + [OwnedResource(what, of_source, name, field) for name in tables.names]
+
+    def build_comparer(
+        self,
+        config: _StagedConfig,
+        owner: TableOwner,  # noqa: ARG002
+        destination: Sequence[str],  # noqa: ARG002
+    ) -> TableComparer:
+        """Return what compares a table of a sink with the source, not connected yet.
+
+        Raises:
+            NotAllowed: Tables of this kind of sink cannot be compared.
+        """
+        raise NotAllowed(
+            f"the {self.owns}s of sink {config.id} cannot be compared: "
+            f"sinks of type {self.name} do not support it"
+        )
 
     def problems(self, config: _StagedConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
         """Return no errors: most config models already find those that need no connection."""

@@ -39,6 +39,7 @@ from deltaforge_dagster.state.leases import (
 from deltaforge_dagster.state.metrics import MetricRepository, MetricWrites
 from deltaforge_dagster.state.pipelines import PipelineRepository, PipelineWrites
 from deltaforge_dagster.state.ranges import RangeRepository, RangeWrites
+from deltaforge_dagster.state.reconciliations import ReconciliationRepository
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.relocated_rows import RelocatedRowRepository, RelocatedRowWrites
 from deltaforge_dagster.state.schemas import SchemaRepository, SchemaWrites
@@ -75,6 +76,7 @@ class StateStore:
         gaps: Tables with changes that the source's log lacks.
         definitions: Table definitions by position, for sources whose log lacks them.
         sensing: The results of schema sensing.
+        reconciliations: What was proven about tables of sinks.
         metrics: Stored metrics.
     """
 
@@ -97,6 +99,7 @@ class StateStore:
         self.schemas = SchemaRepository(database)
         self.definitions = DefinitionRepository(database)
         self.sensing = SensingRepository(database)
+        self.reconciliations = ReconciliationRepository(database)
         self.metrics = MetricRepository(database)
 
     @classmethod

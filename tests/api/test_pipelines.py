@@ -80,6 +80,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
         "sink_errors": {},
         "source_log": None,
         "confirmed_early": None,
+        "verified": [],
         "uptime_seconds": None,
         "checkpoints": shown.json()["ops"]["checkpoints"],
     }

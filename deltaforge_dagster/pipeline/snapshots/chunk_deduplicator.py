@@ -279,7 +279,7 @@ class ChunkDeduplicator:
                     rows, columns, self._not_visible(chunk, changed)
                 )
             if rows.num_rows:
-                writer.write(_stamped(rows, stamp))
+                writer.write(stamped(rows, stamp))
 
     def _not_visible(
         self, chunk: ChunkRow, segments: Sequence[SegmentRow]
@@ -315,7 +315,7 @@ def _read_at(chunk: ChunkRow) -> Position:
     return position
 
 
-def _stamped(rows: pa.RecordBatch, stamp: SchemaStamp) -> pa.RecordBatch:
+def stamped(rows: pa.RecordBatch, stamp: SchemaStamp) -> pa.RecordBatch:
     """Return rows with the version of their table."""
     columns = {name: rows.column(name) for name in CAPTURED.names}
     version = CAPTURED.field("schema_version").type

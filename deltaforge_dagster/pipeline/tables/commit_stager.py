@@ -72,7 +72,7 @@ class CommitStager(ABC, Generic[_Config]):
         config: The sink.
         types: What types a column can have at the sink.
         journal: Holds the segments; staged files go there as well.
-        sessions: Provides the Spark session.
+        sessions: Provides the Spark session; None to run the tasks in this process.
         store: Holds the table versions.
         run_id: Part of the files' names, so that the files of a dead run can be deleted.
     """
@@ -83,7 +83,7 @@ class CommitStager(ABC, Generic[_Config]):
         config: _Config,
         types: TargetTypes,
         journal: Journal,
-        sessions: SessionProvider,
+        sessions: SessionProvider | None,
         store: StateStore,
         run_id: str,
     ) -> None:
@@ -240,11 +240,15 @@ class CommitStager(ABC, Generic[_Config]):
         """Run a Spark job and return the reports of its tasks."""
         if not tasks:
             return []
+        sessions = self._sessions
+        if sessions is None:
+            numbers = pa.RecordBatch.from_pydict({"id": list(range(tasks))})
+            return [task for batch in run([numbers]) for task in reported(batch)]
         try:
-            session = self._session()
+            session = self._session(sessions)
             report = session.range(0, tasks, 1, tasks).mapInArrow(run, REPORT).toArrow()
         except PySparkException as error:
-            self._sessions.lost(error)
+            sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise SparkUnavailable(
                 f"{label}: the Spark job that makes tables' rows failed "
@@ -252,9 +256,9 @@ class CommitStager(ABC, Generic[_Config]):
             ) from None
         return reported(report)
 
-    def _session(self) -> SparkSession:
-        session = self._sessions.session()
-        if self._sessions.elsewhere and session is not self._probed:
+    def _session(self, sessions: SessionProvider) -> SparkSession:
+        session = sessions.session()
+        if sessions.elsewhere and session is not self._probed:
             folder = self._journal.encoded_dir(self._spec.metadata.name)
             check_server(session, folder, self._prefix)
             self._probed = session

@@ -20,6 +20,7 @@ from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     from deltaforge_dagster.sinks.postgres.server import TargetServer
+    from deltaforge_dagster.sinks.tables.comparer import TableComparer
     from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 from typing import Self
@@ -116,6 +117,16 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
         )
 
         return PostgresWriter(config, owner)
+
+    def build_comparer(
+        self, config: PostgresSinkConfig, owner: TableOwner, destination: Sequence[str]
+    ) -> TableComparer:
+        """Return what compares a table of a sink with the source, not connected yet."""
+        from deltaforge_dagster.sinks.postgres.comparer import (  # noqa: PLC0415 - client library
+            PostgresComparer,
+        )
+
+        return PostgresComparer(config, owner, destination)
 
     def preflight(
         self, config: PostgresSinkConfig, context: SinkContext, names: Sequence[str]
