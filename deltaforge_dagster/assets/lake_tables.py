@@ -33,9 +33,9 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import MASK, ColumnRules
-from deltaforge_dagster.state.lake_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.tables import TableSchema
 
 EVENT_SECONDS = 60.0
@@ -98,7 +98,7 @@ def publish_writes(
     `EVENT_SECONDS` waits for a later call. The event is written first, then its commits are marked
     as published; if the event is already there, only the marks are written.
     """
-    writes = store.lake_commits.unpublished(loaded.name)
+    writes = store.table_commits.unpublished(loaded.name)
     histories = (
         {history.name: history for history in store.schemas.histories(loaded.name)}
         if writes
@@ -112,7 +112,7 @@ def publish_writes(
         newest = _newest_event(instance, key)
         reported = 0 if newest is None else _reported(newest, commits)
         if reported:
-            store.lake_commits.mark_published(loaded.name, commits[reported - 1])
+            store.table_commits.mark_published(loaded.name, commits[reported - 1])
         if reported == len(commits):
             continue
         if newest is not None and 0 <= time.time() - newest.timestamp < EVENT_SECONDS:
@@ -121,7 +121,7 @@ def publish_writes(
         history = histories.get(".".join(commit.write.source))
         emit(materialization(loaded, commit, history))
         written += 1
-        store.lake_commits.mark_published(loaded.name, commit)
+        store.table_commits.mark_published(loaded.name, commit)
     for sink, maintenance in maintained_sinks(loaded).items():
         key = maintenance_key(loaded.name, sink)
         if any(

@@ -19,9 +19,9 @@ from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.state.lake_commits import TableFigures, TableWrite
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableFigures, TableWrite
 from tests.state.make import NAME, held, position, table
 
 SINK = "lake"
@@ -38,14 +38,14 @@ def commit(store: StateStore, lease: Lease, to: int, *names: str) -> None:
     changed = store.now() - 60
     with store.fenced(lease) as writer:
         if to == 1:
-            writer.lake_commits.restart(SINK, 0)
+            writer.table_commits.restart(SINK, 0)
         writes = [
             TableWrite(
                 ("public", one), ("raw", one), columns, 5, position(to), changed, figures=FIGURES
             )
             for one in names
         ]
-        writer.lake_commits.advance(SINK, to, (), writes)
+        writer.table_commits.advance(SINK, to, (), writes)
 
 
 def publish(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> int:
@@ -148,7 +148,7 @@ def test_the_commits_of_a_minute_are_one_materialization(
         assert publish(instance, sqlite_store, loaded) == 0
     commit(sqlite_store, lease, 5, "a_b")
     assert publish(instance, sqlite_store, loaded) == 1, "another table does not wait for it"
-    assert len(sqlite_store.lake_commits.unpublished(NAME)) == 3
+    assert len(sqlite_store.table_commits.unpublished(NAME)) == 3
 
     monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
     assert publish(instance, sqlite_store, loaded) == 1
@@ -157,7 +157,7 @@ def test_the_commits_of_a_minute_are_one_materialization(
     assert (first.metadata["changes"].value, second.metadata["changes"].value) == (5, 15)
     assert second.tags == {"dagster/data_version": f"4:{position(4)}"}
     assert second.metadata["segment"].value == "4"
-    assert sqlite_store.lake_commits.unpublished(NAME) == []
+    assert sqlite_store.table_commits.unpublished(NAME) == []
 
 
 def test_an_event_without_its_mark_is_not_written_again(
@@ -182,7 +182,7 @@ def test_an_event_without_its_mark_is_not_written_again(
 
     assert publish(instance, sqlite_store, loaded) == 1
     assert [event.metadata["changes"].value for event in events(instance)] == [10, 5]
-    assert sqlite_store.lake_commits.unpublished(NAME) == []
+    assert sqlite_store.table_commits.unpublished(NAME) == []
 
 
 def test_a_run_reports_them_as_events_of_no_run(
@@ -241,7 +241,7 @@ def test_other_assets_follow_a_table(
             commit(store, lease, 2, "orders")
         if step == 3:  # which is no new data
             made = MaintainedTable(("raw", "orders"), compacted=True)
-            stored = store.lake_commits.tables(NAME)[-1]
+            stored = store.table_commits.tables(NAME)[-1]
             instance.report_runless_asset_event(observation(NAME, stored, made))
         elif step:
             publish(instance, store, loaded)
@@ -272,8 +272,8 @@ def test_a_table_that_two_sinks_keep_is_one_of_the_source(tmp_path: Path) -> Non
         lease = held(store, "source", "pg")
         with store.fenced(lease) as writer:
             for one in ("source", "pg"):
-                writer.lake_commits.restart(one, 0)
-                writer.lake_commits.advance(one, 1, (), [write])
+                writer.table_commits.restart(one, 0)
+                writer.table_commits.advance(one, 1, (), [write])
 
     graph = build_definitions(settings).resolve_asset_graph()
 

@@ -157,7 +157,7 @@ def test_tables_equal_those_of_the_source(
     for transaction in CHANGES[1:]:
         shop.execute(*transaction)
     with monkeypatch.context() as patch:
-        patch.setenv(VARIABLE, "lake-table-committed")
+        patch.setenv(VARIABLE, "table-committed")
         run("-m", "deltaforge_dagster", *deliver, code=-signal.SIGKILL)
     killed = rows_of(path, committed)
     torn = differences(shop, path)

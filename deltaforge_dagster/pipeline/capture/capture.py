@@ -58,8 +58,8 @@ class CaptureOptions:
         limits: When a segment ends.
         source_id: Id of the source.
         tenant: The tenant under which versions of tables are registered.
-        pauses_tables: Whether the rows of a new version of a table are held until somebody approves
-            it.
+        pauses_tables: Whether the rows of a new version of a table are on hold until somebody
+            approves it.
         paused: Whether nothing may be read at first, because the journal is full.
     """
 

@@ -2,7 +2,8 @@
 
 `SegmentCommitter` takes these steps for each segment, and each step is complete before the next:
 
-1. The files of held events become durable, then the file of the segment. After a crash no row names
+1. The files of parked events become durable, then the file of the segment. After a crash no row
+names
    them: the journal's sweep removes them, and the source sends their changes again.
 2. The snapshot's relocated rows in it are recorded. Recorded once more they change nothing.
 3. One fenced transaction adds the segment to its range (a new one if none is open), sets the
@@ -14,7 +15,7 @@
    that, the main thread tries again; the segment is captured nevertheless. A range that a crash
    leaves open is closed by the next run, before it adds any segment.
 
-Held events that come without a segment take the same steps with a transaction of their own.
+Parked events that come without a segment take the same steps with a transaction of their own.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.capture.segments import Hold
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.meters import Versions, captured
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.metrics import Tally
-from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, PipelineRow, Trigger
+from deltaforge_dagster.state.records import HoldPart, HoldRow, NewSegment, PipelineRow, Trigger
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.store import FencedWriter, StateStore
 
@@ -51,7 +52,7 @@ class SegmentCommit:
     Attributes:
         written: The file and its summary.
         end: The captured position after it.
-        held: Files with held events from before `end`.
+        parked: Files with parked events from before `end`.
         released: The hold whose events the segment contains.
         chunks: The snapshot chunks that the segment contains, each with the number of its rows.
         received_at: When the first change arrived, seconds since 1970.
@@ -60,7 +61,7 @@ class SegmentCommit:
 
     written: WrittenSegment
     end: Position
-    held: Sequence[HeldPart] = ()
+    parked: Sequence[HoldPart] = ()
     released: HoldRow | None = None
     chunks: Sequence[tuple[ChunkRow, int]] = ()
     received_at: float | None = None
@@ -158,11 +159,11 @@ class SegmentCommitter:
         received_at: float,
         trigger: Trigger,
     ) -> WrittenSegment | None:
-        """Make a segment and the files of held events durable, and commit them.
+        """Make a segment and the files of parked events durable, and commit them.
 
         Args:
-            writer: The writer of the segment; None if there were only held events.
-            holds: The files of held events.
+            writer: The writer of the segment; None if there were only parked events.
+            holds: The files of parked events.
             end: Where they end.
             received_at: When the first change arrived, seconds since 1970.
             trigger: Why the segment ended.
@@ -177,9 +178,9 @@ class SegmentCommitter:
             LeaseLost: The lease is gone.
         """
         try:
-            held = [hold.close() for hold in holds]
-            if held:
-                failpoint("held-file-written")
+            parked = [hold.close() for hold in holds]
+            if parked:
+                failpoint("parked-file-written")
             written = None if writer is None else writer.close()
         except BaseException:
             # Not after this: once the transaction may have begun, a row may name the files.
@@ -189,10 +190,12 @@ class SegmentCommitter:
                 writer.abort()
             raise
         if written is not None:
-            self.commit(SegmentCommit(written, end, held, received_at=received_at, trigger=trigger))
+            self.commit(
+                SegmentCommit(written, end, parked, received_at=received_at, trigger=trigger)
+            )
             return written
-        self._run.lease.write(lambda writer: writer.holds.keep(held, end.to_json()))
-        failpoint("held-row-written")
+        self._run.lease.write(lambda writer: writer.holds.keep(parked, end.to_json()))
+        failpoint("parked-row-written")
         self._moved_to(end)
         return None
 
@@ -243,7 +246,7 @@ class Ranges:
     def __init__(
         self,
         store: StateStore,
-        lease: HeldLease,
+        lease: ActiveLease,
         *,
         spec_hash: str,
         limits: RangeLimits,
@@ -323,7 +326,9 @@ class Ranges:
             number = writer.ranges.open(row.start_position, self._spec_hash, row.segment)
         else:
             number = self._open.number
-        writer.segments.add(row, number, held=commit.held, released=commit.released, tally=tally)
+        writer.segments.add(
+            row, number, parked=commit.parked, released=commit.released, tally=tally
+        )
         for chunk, rows in commit.chunks:
             writer.snapshots.complete(chunk, segment=row.segment, rows=rows)
         return number

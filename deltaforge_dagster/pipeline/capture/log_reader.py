@@ -25,7 +25,7 @@ from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaA
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SectionedSource, Source
-from deltaforge_dagster.state.records import HeldPart, HoldRow
+from deltaforge_dagster.state.records import HoldPart, HoldRow
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 
 if TYPE_CHECKING:  # Spark takes a second to import
@@ -143,7 +143,7 @@ class LogReader:
             filters.approval,
             start,
             open_writer=self._committer.open_writer,
-            seal=lambda writer, hold, held: self._commit_released(writer, start, held, hold),
+            seal=lambda writer, hold, parked: self._commit_released(writer, start, parked, hold),
         )
 
     def relocate(self, position: Position) -> None:
@@ -209,7 +209,7 @@ class LogReader:
 
     def _accept(self, batch: ChangeBatch, cutter: SegmentCutter) -> None:
         for part in self._filters.approval.accept(batch):
-            if part.rows is not None or part.held:
+            if part.rows is not None or part.parked:
                 self._changes_at = time.monotonic()
             cutter.accept(part)
         self._accepted()
@@ -253,9 +253,9 @@ class LogReader:
             self._backlog.sealed(written.rows, written.memory, awaited=awaited)
 
     def _commit_released(
-        self, writer: SegmentWriter, start: Position, held: Sequence[HeldPart], hold: HoldRow
+        self, writer: SegmentWriter, start: Position, parked: Sequence[HoldPart], hold: HoldRow
     ) -> None:
-        self._committer.commit(SegmentCommit(writer.close(), start, held, released=hold))
+        self._committer.commit(SegmentCommit(writer.close(), start, parked, released=hold))
 
     def _commit_section(self, written: WrittenSegment, end: Position) -> bool:
         """Commit a segment that a task has written; return whether a sink waited for it."""

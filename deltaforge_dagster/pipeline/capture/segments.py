@@ -5,8 +5,9 @@ transaction that is still open wait in memory until its commit arrives, so that 
 transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
 begin a segment of their own, written row group by row group, and memory stays bounded.
 
-Held events (`sources.base.HeldEvent`) are written to files of their own, which end together with
-the segment, at the same position. If only held events arrive, these files end without a segment.
+Parked events (`sources.base.ParkedEvent`) are written to files of their own, which end together
+with the segment, at the same position. If only parked events arrive, these files end without a
+segment.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture.holds import kind_of
 from deltaforge_dagster.pipeline.control.unread_log import ReadAhead
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
-from deltaforge_dagster.state.records import HeldPart, Trigger
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
+from deltaforge_dagster.state.records import HoldPart, Trigger
 
 SPILL_BYTES = 16 << 20
 """Changes of an open transaction kept in memory before they are written out."""
@@ -36,9 +37,9 @@ class SegmentCutter:
     Args:
         limits: `engine.segment` of the pipeline file.
         open_writer: Makes the writer of the next segment.
-        seal: Makes a segment (None if there were only held events) and the files of held events
+        seal: Makes a segment (None if there were only parked events) and the files of parked events
             durable; all of them end at the given position.
-        open_hold: Opens a file for held events of one table, all of which come after the given
+        open_hold: Opens a file for parked events of one table, all of which come after the given
             position.
         start: Where the stream begins.
         segment_wanted: Whether the segment would be delivered or encoded as soon as it is captured,
@@ -59,7 +60,7 @@ class SegmentCutter:
         seal: Callable[[SegmentWriter | None, Sequence[Hold], Position], None],
         segment_wanted: Callable[[], bool],
         *,
-        open_hold: Callable[[HeldEvent, Position], Hold],
+        open_hold: Callable[[ParkedEvent, Position], Hold],
         start: Position,
     ) -> None:
         self.passed: Position | None = None
@@ -72,7 +73,7 @@ class SegmentCutter:
         self._open_hold = open_hold
         self._reached = start
         self._holds: dict[tuple[str, str], Hold] = {}
-        self._waiting_held: list[HeldEvent] = []
+        self._waiting_parked: list[ParkedEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
         self._last_end = -math.inf
@@ -94,10 +95,10 @@ class SegmentCutter:
             if batch.end is None:
                 self._open_rows += batch.rows.num_rows
                 self._open_since = self._open_since or time.time()
-        if batch.held:
+        if batch.parked:
             self.passed = None
-            self._waiting_held += batch.held
-            self._waiting_bytes += sum(len(event.data) for event in batch.held)
+            self._waiting_parked += batch.parked
+            self._waiting_bytes += sum(len(event.data) for event in batch.parked)
         if batch.end is not None:
             self._write_waiting()
             self._open_rows, self._open_since = 0, None
@@ -128,7 +129,7 @@ class SegmentCutter:
     def in_transaction(self) -> bool:
         """Whether changes were accepted whose commit has not been read."""
         open_ones = self._writer is not None or bool(self._holds)
-        return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
+        return bool(self._waiting or self._waiting_parked) or (open_ones and self._end is None)
 
     def cut(self, trigger: Trigger = "shutdown") -> None:
         """End the segment after the complete transactions written so far, if there are any."""
@@ -151,7 +152,7 @@ class SegmentCutter:
         self._holds.clear()
 
     def _write_waiting(self) -> None:
-        if not self._waiting and not self._waiting_held:
+        if not self._waiting and not self._waiting_parked:
             return
         if self._writer is None and not self._holds:
             self._began = time.monotonic()
@@ -160,13 +161,13 @@ class SegmentCutter:
         for rows in self._waiting:
             assert self._writer is not None
             self._writer.write(rows)
-        for event in self._waiting_held:
+        for event in self._waiting_parked:
             hold = kind_of(event), event.table
             if hold not in self._holds:
                 self._holds[hold] = self._open_hold(event, self._reached)
             self._holds[hold].write(event)
         self._waiting.clear()
-        self._waiting_held.clear()
+        self._waiting_parked.clear()
         self._waiting_bytes = 0
         self._end = None
 
@@ -187,18 +188,18 @@ class SegmentCutter:
 
 
 class Hold(Protocol):
-    """A file of held events being written."""
+    """A file of parked events being written."""
 
     @property
     def size(self) -> int:
         """Bytes of the events so far."""
         ...
 
-    def write(self, event: HeldEvent) -> None:
+    def write(self, event: ParkedEvent) -> None:
         """Append an event."""
         ...
 
-    def close(self) -> HeldPart:
+    def close(self) -> HoldPart:
         """Make the file durable, and return its row."""
         ...
 

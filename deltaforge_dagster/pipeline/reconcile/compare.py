@@ -146,7 +146,7 @@ class Comparison:
         if problem is not None:
             raise NotAllowed(problem)
         assert isinstance(source, SnapshotSource)
-        commits = self.store.lake_commits.read(loaded.name, config.id)
+        commits = self.store.table_commits.read(loaded.name, config.id)
         assert commits is not None
         destination = tuple(report.destination)
         owner = TableOwner(commits.front.owner, loaded.name, config.id)
@@ -413,12 +413,12 @@ class _TableComparison:
 
     def _front(self) -> int:
         """Return the last segment that the sink's table is known to have."""
-        commits = self._store.lake_commits.read(self._name, self._report.sink)
+        commits = self._store.table_commits.read(self._name, self._report.sink)
         assert commits is not None
-        held = commits.held.get(tuple(self._report.destination))
-        if held is not None and held.recreate:
+        suspended = commits.suspended.get(tuple(self._report.destination))
+        if suspended is not None and suspended.recreate:
             raise NotAllowed("it is being loaded again")
-        return commits.front.segment if held is None else held.segment
+        return commits.front.segment if suspended is None else suspended.segment
 
     def _await_sink(self, position: Position, read_at: float) -> int:
         """Wait until the sink's table has everything that a read saw; return its last segment.

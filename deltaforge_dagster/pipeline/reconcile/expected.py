@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import JournalDamaged, SourceUnavailable
 from deltaforge_dagster.frame import PROCESSED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
-from deltaforge_dagster.pipeline.held_rows import full_names
+from deltaforge_dagster.pipeline.blocked_keys import full_names
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import stamped
 from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.positions import Position

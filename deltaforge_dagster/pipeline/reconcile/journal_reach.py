@@ -66,11 +66,11 @@ class JournalReach:
 
     def _has_no_more(self, position: Position, read_at: float) -> bool:  # noqa: ARG002
         """Return whether no run is at work, and the source has no changes to capture."""
-        return not self._is_held() and not self.source.has_changes(self._end())
+        return not self._lease_is_active() and not self.source.has_changes(self._end())
 
-    def _is_held(self) -> bool:
+    def _lease_is_active(self) -> bool:
         lease = self.store.leases.get(self.pipeline)
-        return lease is not None and lease.held_at(self.store.now())
+        return lease is not None and lease.active_at(self.store.now())
 
     def _end(self) -> Position:
         """Return the end of the journal."""

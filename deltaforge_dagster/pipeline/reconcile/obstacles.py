@@ -8,8 +8,8 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.snapshot import SnapshotSource
-from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import Destination
 from deltaforge_dagster.tables import TableSchema
 
 
@@ -62,7 +62,7 @@ def _of_state(
     """Yield what may be over later."""
     pipeline, name = spec.metadata.name, table.full_name
     checkpoint = store.checkpoints.read(pipeline).get(config.id)
-    commits = store.lake_commits.read(pipeline, config.id)
+    commits = store.table_commits.read(pipeline, config.id)
     if checkpoint is None or commits is None:
         yield "the sink has delivered nothing yet"
         return
@@ -73,12 +73,12 @@ def _of_state(
     ):
         yield f"changes of it are held (deltaforge hold list {pipeline})"
     destination: Destination = config.name_of(table.db, table.schema, table.table)
-    resyncs = {resync.destination for resync in store.lake_commits.resyncs(pipeline, config.id)}
-    held = commits.held.get(destination)
-    if destination in resyncs or (held is not None and held.recreate):
+    resyncs = {resync.destination for resync in store.table_commits.resyncs(pipeline, config.id)}
+    suspended = commits.suspended.get(destination)
+    if destination in resyncs or (suspended is not None and suspended.recreate):
         yield "it is being loaded again"
-    elif held is not None:
-        yield f"the sink cannot write it: {held.error}"
+    elif suspended is not None:
+        yield f"the sink cannot write it: {suspended.error}"
     snapshot = store.snapshots.unfinished(pipeline)
     if (
         snapshot is not None

@@ -40,8 +40,13 @@ from deltaforge_dagster.sinks.tables.writer import (
     TableWriter,
     WrittenTable,
 )
-from deltaforge_dagster.state.lake_commits import Destination, HeldTable, LakeCommits, TableWrite
 from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.table_commits import (
+    Destination,
+    SuspendedTable,
+    TableCommits,
+    TableWrite,
+)
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 
@@ -128,7 +133,7 @@ class TableCommitter:
         self._writer: CommitWriter | None = None
 
     def write(
-        self, segments: Sequence[SegmentRow], commit: PlannedCommit, commits: LakeCommits
+        self, segments: Sequence[SegmentRow], commit: PlannedCommit, commits: TableCommits
     ) -> WrittenCommit | None:
         """Write a commit to its tables.
 
@@ -145,10 +150,10 @@ class TableCommitter:
         staged = self._stager.stage(
             segments,
             only=None if destination is None else frozenset({destination}),
-            skip=frozenset(commits.held) if destination is None else frozenset(),
+            skip=frozenset(commits.suspended) if destination is None else frozenset(),
         )
         try:
-            failpoint("lake-staged")
+            failpoint("table-commit-staged")
             return self._write(staged, segments[-1], commit, commits)
         finally:
             staged.discard()
@@ -172,7 +177,7 @@ class TableCommitter:
         return None
 
     def recreate(
-        self, table: HeldTable, owner: str
+        self, table: SuspendedTable, owner: str
     ) -> tuple[StagedTable, Sequence[tuple[str, str]]]:
         """Replace a table by one without rows or pending changes.
 
@@ -190,7 +195,7 @@ class TableCommitter:
         writer = cast("TableWriter", self._opened_writer(owner))
         empty = self._stager.without_changes(table.destination)
         columns = writer.recreate(empty, self._lease.guard)
-        failpoint("lake-recreated")
+        failpoint("table-recreated")
         return empty, columns
 
     def has_changes(self, segments: Sequence[SegmentRow], destination: Destination) -> bool:
@@ -205,7 +210,7 @@ class TableCommitter:
         self._opened.close()
 
     def _write(
-        self, staged: StagedCommit, last: SegmentRow, commit: PlannedCommit, commits: LakeCommits
+        self, staged: StagedCommit, last: SegmentRow, commit: PlannedCommit, commits: TableCommits
     ) -> WrittenCommit | None:
         last_writes = self._recorder.last_writes()
         plan = self._planner.plan_commit(staged.tables, commit, commits, last_writes)
@@ -226,7 +231,7 @@ class TableCommitter:
             except TableRejected as error:
                 rejected[table_plan.table.destination] = error
                 continue
-            failpoint("lake-table-committed")
+            failpoint("table-committed")
             writes.append(_table_write(table_plan.table, written, last, pending=pending))
             self._recorder.wrote(table_plan.table.changes)
         return WrittenCommit(writes, rejected)
@@ -260,7 +265,7 @@ class TableCommitter:
         changes, since = (0, now) if pending is None else (pending.changes, pending.since)
         if not self._planner.limits.folds(changes + plan.table.changes, since, now):
             return written, True
-        failpoint("lake-pending-added")
+        failpoint("table-pending-added")
         return writer.fold(plan.table, through, self._lease.guard, "after", required=True), False
 
     def _opened_writer(self, owner: str) -> CommitWriter:

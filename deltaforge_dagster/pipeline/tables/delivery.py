@@ -11,25 +11,25 @@ only catches up. The steps of a commit:
 4. the front and the checkpoint move (`recorder`).
 
 A planned commit that was not finished, because the run was killed or something failed, is repeated
-with exactly the same segments. A table that cannot be written is *held*, while the other tables go
-on: it is tried again after a while, first with the commit that failed, then with the segments after
-it, until it has reached the front. Meanwhile the checkpoint stays before the first segment that a
-held table lacks.
+with exactly the same segments. A table that cannot be written is *suspended*, while the other
+tables go on: it is tried again after a while, first with the commit that failed, then with the
+segments after it, until it has reached the front. Meanwhile the checkpoint stays before the first
+segment that a suspended table lacks.
 
 With pending changes, a commit is not applied to a table but kept beside it, unless the commit is
 large or has steps of another kind than `rows`. The state store records first that the commit goes
 beside the table. Pending changes are folded into the table when there are many or they are old:
 with a commit, or between commits.
 
-A table that is to be loaded again (a *resync*) is held at the front while no commit is planned, and
-in the same transaction a snapshot for this sink is requested. Then the table is recreated, without
-rows and without pending changes, and is no longer held: commits bring the changes after the front
-and the snapshot's rows, as for a new sink. The other tables are not affected. A fold that was
-interrupted need not be finished: it would have moved rows that recreating removes from both the
-table and its pending changes.
+A table that is to be loaded again (a *resync*) is suspended at the front while no commit is
+planned, and in the same transaction a snapshot for this sink is requested. Then the table is
+recreated, without rows and without pending changes, and is no longer suspended: commits bring the
+changes after the front and the snapshot's rows, as for a new sink. The other tables are not
+affected. A fold that was interrupted need not be finished: it would have moved rows that recreating
+removes from both the table and its pending changes.
 
 If the sink's option `table` has changed, the new table for a table of the source lacks the rows
-that the former one has, or was to get. The new table is held until it is loaded again.
+that the former one has, or was to get. The new table is suspended until it is loaded again.
 
 `planner` decides what is done next, `committer` writes to the tables, and `recorder` writes to the
 state store. `TableDelivery` joins them.
@@ -65,8 +65,8 @@ from deltaforge_dagster.pipeline.tables.planner import (
 )
 from deltaforge_dagster.pipeline.tables.recorder import TableProgress, TableRecorder
 from deltaforge_dagster.sinks.tables.writer import CommitWriter
-from deltaforge_dagster.state.lake_commits import Destination, HeldTable, LakeCommits
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
+from deltaforge_dagster.state.table_commits import Destination, SuspendedTable, TableCommits
 
 
 class Skips(Protocol):
@@ -127,10 +127,10 @@ class TableDelivery:
             stager=stager,
             open_writer=open_writer,
         )
-        self._commits: LakeCommits | None = None
+        self._commits: TableCommits | None = None
         self._segments: list[SegmentRow] = []
         self._next: TableWork | None = None
-        # A delivery with `until` was requested: it tries each held table once at once.
+        # A delivery with `until` was requested: it tries each suspended table once at once.
         self._retried: set[Destination] | None = None if limits.until is not None else set()
         self._busy = self._winding_up = False
 
@@ -153,10 +153,10 @@ class TableDelivery:
         self._read_segments(commits.front.segment)
         self._next = None if self._winding_up else self._next_work(commits)
         self.redriving = isinstance(self._next, ResyncStart) or any(
-            table.recreate for table in commits.held.values()
+            table.recreate for table in commits.suspended.values()
         )
         # While there is work, the sink is not stuck, and the run waits for it.
-        self._recorder.show_held({} if self._next or self._segments else commits.held)
+        self._recorder.show_suspended({} if self._next or self._segments else commits.suspended)
         return self._next is not None
 
     def deliver(self) -> None:
@@ -188,7 +188,7 @@ class TableDelivery:
             self.close()
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink fails, or tables are held while the others have everything."""
+        """Return whether the sink fails, or tables are suspended while the others have everything."""
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):
             return self._skips.looked_up_to == captured
@@ -207,20 +207,20 @@ class TableDelivery:
         """Close the writer."""
         self._committer.close()
 
-    def _load(self) -> LakeCommits | None:
+    def _load(self) -> TableCommits | None:
         """Return how far the tables have come; None while it is unknown what the sink has."""
         pipeline, sink_id = self._lease.pipeline, self._context.sink_id
         if self.progress.checkpoint.skip is not None and not self._skip_segments():
             return None
-        commits = self._store.lake_commits.read(pipeline, sink_id)
+        commits = self._store.table_commits.read(pipeline, sink_id)
         segment = self.progress.checkpoint.whole_segment
         # The sink is new, or something other than a commit has set the checkpoint.
         if commits is None or commits.reached != segment:
-            self._lease.write(lambda writer: writer.lake_commits.restart(sink_id, segment))
-            commits = self._store.lake_commits.read(pipeline, sink_id)
+            self._lease.write(lambda writer: writer.table_commits.restart(sink_id, segment))
+            commits = self._store.table_commits.read(pipeline, sink_id)
         assert commits is not None
         if self._retried is None:
-            self._retried = set(commits.held)
+            self._retried = set(commits.suspended)
         return commits
 
     def _skip_segments(self) -> bool:
@@ -237,12 +237,12 @@ class TableDelivery:
         self.progress.checkpoint = moved
         return True
 
-    def _next_work(self, commits: LakeCommits) -> TableWork | None:
+    def _next_work(self, commits: TableCommits) -> TableWork | None:
         pipeline = self._lease.pipeline
-        resyncs = self._store.lake_commits.resyncs(pipeline, self._context.sink_id)
+        resyncs = self._store.table_commits.resyncs(pipeline, self._context.sink_id)
         requested = any(not resync.begun for resync in resyncs)
         # An idle sink asks the store no more than it must.
-        timed = bool(self._segments or commits.held or commits.pending)
+        timed = bool(self._segments or commits.suspended or commits.pending)
         states = TableStates(
             commits,
             self._segments,
@@ -252,7 +252,7 @@ class TableDelivery:
             retried=frozenset(self._retried or ()),
         )
         work = self._planner.next_work(states)
-        if not isinstance(work, HeldTable):
+        if not isinstance(work, SuspendedTable):
             return work
         front = commits.front
         segments: Sequence[SegmentRow] = ()
@@ -282,7 +282,7 @@ class TableDelivery:
             )
         return rows
 
-    def _commit(self, commit: PlannedCommit, commits: LakeCommits) -> None:
+    def _commit(self, commit: PlannedCommit, commits: TableCommits) -> None:
         """Plan a commit unless it is planned, write it, and record what has become of it."""
         segments = self._read(commit.after, commit.last)
         if len(segments) != commit.last - commit.after:
@@ -299,9 +299,9 @@ class TableDelivery:
             written = self._committer.write(own, commit, commits)
             if written is None:
                 return
-            failpoint("lake-committed")
+            failpoint("table-commit-complete")
         else:
-            written = self._fold_held(commit, commits)
+            written = self._fold_suspended(commit, commits)
         if table is None:
             self._recorder.front_moved(commit, commits, segments, written.writes, written.rejected)
             return
@@ -311,8 +311,8 @@ class TableDelivery:
         else:
             self._recorder.table_moved(table, commit.last, commits, written.writes)
 
-    def _fold_held(self, commit: PlannedCommit, commits: LakeCommits) -> WrittenCommit:
-        """Fold what is pending of a held table for which a commit without changes is."""
+    def _fold_suspended(self, commit: PlannedCommit, commits: TableCommits) -> WrittenCommit:
+        """Fold what is pending of a suspended table for which a commit without changes is."""
         fold = self._planner.fold_of(commit, commits)
         if fold is None:
             return WrittenCommit()
@@ -322,7 +322,7 @@ class TableDelivery:
         self._recorder.folded(fold)
         return WrittenCommit()
 
-    def _recreate(self, table: HeldTable, commits: LakeCommits) -> None:
+    def _recreate(self, table: SuspendedTable, commits: TableCommits) -> None:
         self._tried(table)
         try:
             empty, columns = self._committer.recreate(table, commits.front.owner)
@@ -331,22 +331,24 @@ class TableDelivery:
             return
         self._recorder.recreated(table, empty, columns, commits)
 
-    def _tried(self, table: HeldTable) -> None:
+    def _tried(self, table: SuspendedTable) -> None:
         if self._retried is not None:
             self._retried.discard(table.destination)
 
-    def _is_abandoned(self, table: HeldTable, segments: Sequence[SegmentRow]) -> bool:
-        """Return whether no rows go to a held table any more: the sink's `table` has changed."""
+    def _is_abandoned(self, table: SuspendedTable, segments: Sequence[SegmentRow]) -> bool:
+        """Return whether no rows go to a suspended table any more: the sink's `table` has changed."""
         last_writes = self._recorder.last_writes()
         answer = is_abandoned(table, self._stager.destinations(), last_writes)
         if answer is None and table.planned_to is not None and segments:
             return not self._committer.has_changes(segments, table.destination)
         return bool(answer)
 
-    def _abandon(self, table: HeldTable, commits: LakeCommits) -> None:
-        """Hold other tables in place of a held one to which no rows go any more."""
+    def _abandon(self, table: SuspendedTable, commits: TableCommits) -> None:
+        """Suspend other tables in place of a suspended one to which no rows go any more."""
         name, destinations = table.destination, self._stager.destinations()
-        sources = tables_in_place_of(name, destinations, commits.held, self._recorder.last_writes())
+        sources = tables_in_place_of(
+            name, destinations, commits.suspended, self._recorder.last_writes()
+        )
         successors = {
             source: (destinations[source], self._stager.elsewhere(source, name))
             for source in sources

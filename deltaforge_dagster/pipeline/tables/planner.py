@@ -5,11 +5,12 @@
 =========================  =====================================================================
 there is                   what is done
 =========================  =====================================================================
-a requested resync         its tables are held until they were recreated (`ResyncStart`), unless
+a requested resync         its tables are suspended until they were recreated (`ResyncStart`),
+unless
                            a commit is planned, a snapshot is unfinished, or the delivery is for
                            a catch-up
 a planned commit           exactly this commit is repeated
-a held table that is due   it is recreated (`TableRecreation`) or tried again (`catch_up`)
+a suspended table that is due   it is recreated (`TableRecreation`) or tried again (`catch_up`)
 old or many pending        they are folded (`PendingFold`)
 changes of a table
 enough new segments        a commit of them (`PlannedCommit`)
@@ -19,7 +20,7 @@ enough new segments        a commit of them (`PlannedCommit`)
 into the table, or beside it as pending changes.
 
 After the checkpoint was set back, tables get changes that they already have, up to the last of
-`LakeFront.ends`, and in other commits than before. A table skips a commit into it that ends before
+`TableFront.ends`, and in other commits than before. A table skips a commit into it that ends before
 the last one that it has, and the table of its pending changes does the same for what goes beside
 it; neither knows of the other's. So if both ways were used again, one commit could be applied a
 second time, which brings back a row that a later segment has deleted, and the commit with that
@@ -38,14 +39,14 @@ from typing import Protocol, TypeVar
 from deltaforge_dagster.pipeline.tables.typed_files import TableName
 from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.state.lake_commits import (
+from deltaforge_dagster.state.table_commits import (
     Destination,
-    HeldTable,
-    LakeCommits,
-    LakeFront,
-    LakeResync,
     PendingTable,
     StoredWrite,
+    SuspendedTable,
+    TableCommits,
+    TableFront,
+    TableResync,
 )
 
 MOST_SEGMENTS = 2000
@@ -126,20 +127,20 @@ class PlannedCommit:
     """A commit of the segments after `after` up to `last`.
 
     Attributes:
-        table: The held table that it is for; None for all tables that are not held.
+        table: The suspended table that it is for; None for all tables that are not suspended.
         after: The last segment before it.
         last: Its last segment.
         planned: Whether it is stored already, because it was begun before.
     """
 
-    table: HeldTable | None
+    table: SuspendedTable | None
     after: int
     last: int
     planned: bool
 
     @property
     def destination(self) -> Destination | None:
-        """The held table that it is for, if it is for one."""
+        """The suspended table that it is for, if it is for one."""
         return None if self.table is None else self.table.destination
 
 
@@ -157,14 +158,14 @@ class PendingFold:
 
 @dataclass(frozen=True, slots=True)
 class TableRecreation:
-    """A held table is to be replaced by one without rows."""
+    """A suspended table is to be replaced by one without rows."""
 
-    table: HeldTable
+    table: SuspendedTable
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncStart:
-    """Tables whose resync is requested are to be held, and their snapshot to be requested."""
+    """Tables whose resync is requested are to be suspended, and their snapshot to be requested."""
 
     tables: Sequence[Destination]
 
@@ -185,9 +186,9 @@ class TableStates:
         retried: Held tables that are tried although the time of their next attempt has not come.
     """
 
-    commits: LakeCommits
+    commits: TableCommits
     segments: Sequence[CommitSegment]
-    resyncs: Sequence[LakeResync]
+    resyncs: Sequence[TableResync]
     in_snapshot: bool
     now: float
     retried: AbstractSet[Destination] = frozenset()
@@ -281,8 +282,8 @@ class TablePlanner:
         wanted = [resync.destination for resync in states.resyncs if not resync.begun]
         return ResyncStart(wanted) if wanted else None
 
-    def next_work(self, states: TableStates) -> TableWork | HeldTable | None:
-        """Return what is due; for a held table to try again, the table (`catch_up`)."""
+    def next_work(self, states: TableStates) -> TableWork | SuspendedTable | None:
+        """Return what is due; for a suspended table to try again, the table (`catch_up`)."""
         if (start := self.resync_start(states)) is not None:
             return start
         front = states.commits.front
@@ -298,9 +299,9 @@ class TablePlanner:
         return PlannedCommit(None, front.segment, last, planned=False)
 
     def catch_up(
-        self, table: HeldTable, front: LakeFront, segments: Sequence[CommitSegment]
+        self, table: SuspendedTable, front: TableFront, segments: Sequence[CommitSegment]
     ) -> PlannedCommit:
-        """Return the next commit of a held table.
+        """Return the next commit of a suspended table.
 
         Args:
             table: The table.
@@ -313,8 +314,8 @@ class TablePlanner:
         last = self._last(segments, front.ends) if segments else front.segment
         return PlannedCommit(table, table.segment, last, planned=False)
 
-    def fold_of(self, commit: PlannedCommit, commits: LakeCommits) -> PendingFold | None:
-        """Return what is to be folded instead of a held table's commit that has no changes."""
+    def fold_of(self, commit: PlannedCommit, commits: TableCommits) -> PendingFold | None:
+        """Return what is to be folded instead of a suspended table's commit that has no changes."""
         pending = None if commit.destination is None else commits.pending.get(commit.destination)
         if pending is None:
             return None
@@ -324,7 +325,7 @@ class TablePlanner:
         self,
         staged: Sequence[StagedTable],
         commit: PlannedCommit,
-        commits: LakeCommits,
+        commits: TableCommits,
         last_writes: LastWrites,
     ) -> CommitPlan:
         """Return how the changes of a commit are written.
@@ -394,7 +395,7 @@ class TablePlanner:
             return None
         for table in states.commits.pending.values():
             due = table.changes > 0 and self.limits.folds(table.changes, table.since, states.now)
-            if due and table.destination not in states.commits.held:
+            if due and table.destination not in states.commits.suspended:
                 return PendingFold(table, max(states.commits.front.segment, table.segment))
         return None
 
@@ -425,11 +426,11 @@ class TablePlanner:
 
 
 def is_abandoned(
-    table: HeldTable,
+    table: SuspendedTable,
     destinations: Mapping[TableName, Destination],
     last_writes: LastWrites,
 ) -> bool | None:
-    """Return whether no rows go to a held table any more, as the sink's `table` has changed.
+    """Return whether no rows go to a suspended table any more, as the sink's `table` has changed.
 
     Args:
         table: The table.
@@ -452,22 +453,22 @@ def is_abandoned(
 def tables_in_place_of(
     name: Destination,
     destinations: Mapping[TableName, Destination],
-    held: Collection[Destination],
+    suspended: Collection[Destination],
     last_writes: LastWrites,
 ) -> Sequence[TableName]:
-    """Return the tables of the source whose new destinations may lack what a held table lacked.
+    """Return the tables of the source whose new destinations may lack what a suspended table lacked.
 
     These are the tables of which the sink has written nothing yet, or if there are none, the one
-    whose rows the held table had; without those whose destinations are held themselves.
+    whose rows the suspended table had; without those whose destinations are suspended themselves.
 
     Args:
-        name: The held table, to which no rows go any more.
+        name: The suspended table, to which no rows go any more.
         destinations: Where the rows of each registered table of the source go.
-        held: The held tables.
+        suspended: The suspended tables.
         last_writes: Where they went before.
     """
     former = last_writes.destinations
-    free = [source for source, destination in destinations.items() if destination not in held]
+    free = [source for source, destination in destinations.items() if destination not in suspended]
     unwritten = [source for source in free if source_key(source) not in former]
     return unwritten or [source for source in free if former[source_key(source)] == name]
 
@@ -478,9 +479,11 @@ def source_key(table: TableName) -> tuple[str, str]:
     return schema or database, name
 
 
-def _table_to_try(states: TableStates) -> HeldTable | None:
-    """Return the held table that is to be tried now."""
-    for table in sorted(states.commits.held.values(), key=lambda held: held.next_attempt_at):
+def _table_to_try(states: TableStates) -> SuspendedTable | None:
+    """Return the suspended table that is to be tried now."""
+    for table in sorted(
+        states.commits.suspended.values(), key=lambda suspended: suspended.next_attempt_at
+    ):
         if table.next_attempt_at <= states.now or table.destination in states.retried:
             return table
     return None

@@ -4,8 +4,8 @@ What a commit has added to the tables, how far they have come, the sink's checkp
 are written in one transaction, so that a run that is killed has recorded all of it or nothing. Then
 a commit is repeated, which its tables recognize, and recorded once.
 
-While tables are held, the sink counts as failing, although its other tables go on: the checkpoint's
-row has the errors, and the run shows them.
+While tables are suspended, the sink counts as failing, although its other tables go on: the
+checkpoint's row has the errors, and the run shows them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from deltaforge_dagster.pipeline.tables.planner import (
 )
 from deltaforge_dagster.pipeline.tables.typed_files import TableName
 from deltaforge_dagster.sinks.tables.staged import StagedTable
-from deltaforge_dagster.state.lake_commits import (
-    TO_BE_RECREATED,
-    Destination,
-    HeldTable,
-    LakeCommits,
-    Rejection,
-    TableWrite,
-)
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import FencedWriter
+from deltaforge_dagster.state.table_commits import (
+    TO_BE_RECREATED,
+    Destination,
+    Rejection,
+    SuspendedTable,
+    TableCommits,
+    TableWrite,
+)
 
 
 @dataclass(slots=True)
@@ -67,22 +67,22 @@ class TableRecorder:
         self._lease = context.run.lease
         self._meter = context.meter
         self._thread = thread
-        self._held_error: TableRejected | None = None
+        self._suspended_error: TableRejected | None = None
 
     def last_writes(self) -> LastWrites:
         """Return the newest write of each table of the source."""
-        stored = self._store.lake_commits.tables(self._lease.pipeline)
+        stored = self._store.table_commits.tables(self._lease.pipeline)
         return LastWrites([write for write in stored if write.sink == self._sink_id])
 
     def plan(self, commit: PlannedCommit) -> None:
         """Store what a commit covers, unless that is stored, before anything of it is written."""
         if not commit.planned:
             self._lease.write(
-                lambda writer: writer.lake_commits.plan(
+                lambda writer: writer.table_commits.plan(
                     self._sink_id, commit.last, commit.destination
                 )
             )
-        failpoint("lake-planned")
+        failpoint("table-commit-planned")
 
     def plan_pending(self, tables: Mapping[Destination, TableName], through: int) -> None:
         """Store that a commit goes beside tables, before it is added to their pending changes.
@@ -92,9 +92,9 @@ class TableRecorder:
             through: The last segment of the commit.
         """
         self._lease.write(
-            lambda writer: writer.lake_commits.plan_pending(self._sink_id, tables, through)
+            lambda writer: writer.table_commits.plan_pending(self._sink_id, tables, through)
         )
-        failpoint("lake-pending-planned")
+        failpoint("table-pending-planned")
 
     def wrote(self, changes: int) -> None:
         """Count what was added to a table; it is recorded with the commit."""
@@ -105,12 +105,12 @@ class TableRecorder:
     def front_moved(
         self,
         commit: PlannedCommit,
-        commits: LakeCommits,
+        commits: TableCommits,
         segments: Sequence[SegmentRow],
         writes: Sequence[TableWrite],
         rejected: Mapping[Destination, Exception],
     ) -> None:
-        """Move the front to the end of a commit, and hold the tables that could not be written.
+        """Move the front to the end of a commit, and suspend the tables that could not be written.
 
         Args:
             commit: The commit.
@@ -123,29 +123,29 @@ class TableRecorder:
         rejections = [
             self._rejection(destination, error, 0, now) for destination, error in rejected.items()
         ]
-        held = {
-            rejection.destination: _held_table(rejection, commit.after, commit.last, now)
+        suspended = {
+            rejection.destination: _suspended_table(rejection, commit.after, commit.last, now)
             for rejection in rejections
         }
         front = replace(commits.front, segment=commit.last, planned_to=None)
         self._record(
-            lambda writer: writer.lake_commits.advance(
+            lambda writer: writer.table_commits.advance(
                 self._sink_id, commit.last, rejections, writes
             ),
-            LakeCommits(front, {**commits.held, **held}),
+            TableCommits(front, {**commits.suspended, **suspended}),
             segments,
         )
 
     def table_moved(
         self,
-        table: HeldTable,
+        table: SuspendedTable,
         through: int,
-        commits: LakeCommits,
+        commits: TableCommits,
         writes: Sequence[TableWrite] = (),
     ) -> None:
-        """Record that a held table has everything up to a segment.
+        """Record that a suspended table has everything up to a segment.
 
-        At the front, it is no longer held.
+        At the front, it is no longer suspended.
 
         Args:
             table: The table.
@@ -153,19 +153,21 @@ class TableRecorder:
             commits: How far the tables had come.
             writes: What the commit has added to it, if anything.
         """
-        held = _without(commits.held, table.destination)
+        suspended = _without(commits.suspended, table.destination)
         if through < commits.front.segment:
-            held[table.destination] = replace(table, segment=through, planned_to=None, failures=0)
+            suspended[table.destination] = replace(
+                table, segment=through, planned_to=None, failures=0
+            )
         self._record(
-            lambda writer: writer.lake_commits.wrote(
+            lambda writer: writer.table_commits.wrote(
                 self._sink_id, table.destination, through, writes
             ),
-            replace(commits, held=held),
+            replace(commits, suspended=suspended),
             released=True,
         )
 
-    def table_failed(self, table: HeldTable, error: Exception, commits: LakeCommits) -> None:
-        """Record that a held table could not be written, or recreated, again."""
+    def table_failed(self, table: SuspendedTable, error: Exception, commits: TableCommits) -> None:
+        """Record that a suspended table could not be written, or recreated, again."""
         rejection = self._rejection(table.destination, error, table.failures, self._store.now())
         failed = replace(
             table,
@@ -175,20 +177,20 @@ class TableRecorder:
             failures=table.failures + 1,
         )
         self._record(
-            lambda writer: writer.lake_commits.tried(self._sink_id, rejection),
-            replace(commits, held={**commits.held, table.destination: failed}),
+            lambda writer: writer.table_commits.tried(self._sink_id, rejection),
+            replace(commits, suspended={**commits.suspended, table.destination: failed}),
         )
 
     def folded(self, fold: PendingFold) -> None:
         """Record that a table has no pending changes any more."""
         self._lease.write(
-            lambda writer: writer.lake_commits.folded(self._sink_id, fold.table.destination)
+            lambda writer: writer.table_commits.folded(self._sink_id, fold.table.destination)
         )
 
     def fold_ended(
-        self, fold: PendingFold, error: TableRejected | None, commits: LakeCommits
+        self, fold: PendingFold, error: TableRejected | None, commits: TableCommits
     ) -> None:
-        """Record a fold between commits; hold the table if it could not be folded.
+        """Record a fold between commits; suspend the table if it could not be folded.
 
         Args:
             fold: What was to be folded.
@@ -201,77 +203,77 @@ class TableRecorder:
             return
         now = self._store.now()
         rejection = self._rejection(fold.table.destination, error, 0, now)
-        held = _held_table(rejection, commits.front.segment, None, now)
+        suspended = _suspended_table(rejection, commits.front.segment, None, now)
         self._record(
-            lambda writer: writer.lake_commits.hold(self._sink_id, rejection),
-            replace(commits, held={**commits.held, held.destination: held}),
+            lambda writer: writer.table_commits.suspend(self._sink_id, rejection),
+            replace(commits, suspended={**commits.suspended, suspended.destination: suspended}),
         )
 
     def abandoned(
         self,
-        table: HeldTable,
-        commits: LakeCommits,
+        table: SuspendedTable,
+        commits: TableCommits,
         successors: Mapping[TableName, tuple[Destination, TableRejected]],
     ) -> None:
-        """Hold other tables in place of a held one to which no rows go any more.
+        """Suspend other tables in place of a suspended one to which no rows go any more.
 
         Args:
-            table: The held table.
+            table: The suspended table.
             commits: How far the tables had come.
             successors: The tables of the source whose new destinations may lack what it lacked:
-                these destinations, and why they are held.
+                these destinations, and why they are suspended.
         """
         name, front, now = table.destination, commits.front.segment, self._store.now()
         rejections = [
             self._rejection(destination, error, 0, now)
             for destination, error in successors.values()
         ]
-        held = _without(commits.held, name)
+        suspended = _without(commits.suspended, name)
         for rejection in rejections:
-            held[rejection.destination] = _held_table(rejection, front, None, now)
+            suspended[rejection.destination] = _suspended_table(rejection, front, None, now)
         last = self._context.segments.segment(front)
         position = self.progress.checkpoint.source_position if last is None else last.end_position
         assert position is not None, "only a segment that the sink has is gone"
         changed_at = now if last is None else last.last_ts_us / 1e6
         # These writes record where the rows were to go. Without them, nothing would tell at the
-        # next attempt that rows are missing, and the tables would no longer be held.
+        # next attempt that rows are missing, and the tables would no longer be suspended.
         writes = [
             TableWrite(source_key(source), name, (), 0, position, changed_at)
             for source in successors
         ]
 
         def change(writer: FencedWriter) -> None:
-            writer.lake_commits.wrote(self._sink_id, name, front, writes)
+            writer.table_commits.wrote(self._sink_id, name, front, writes)
             for rejection in rejections:
-                writer.lake_commits.hold(self._sink_id, rejection)
+                writer.table_commits.suspend(self._sink_id, rejection)
 
-        self._record(change, replace(commits, held=held), released=True)
+        self._record(change, replace(commits, suspended=suspended), released=True)
 
-    def resyncs_began(self, tables: Sequence[Destination], commits: LakeCommits) -> None:
-        """Hold the tables that are to be loaded again, and request their snapshot.
+    def resyncs_began(self, tables: Sequence[Destination], commits: TableCommits) -> None:
+        """Suspend the tables that are to be loaded again, and request their snapshot.
 
         Nothing happens if another snapshot has been requested meanwhile.
         """
         now, front = self._store.now(), commits.front.segment
         recreated = {
-            name: HeldTable(name, front, None, TO_BE_RECREATED, now, 0.0, 0, recreate=True)
+            name: SuspendedTable(name, front, None, TO_BE_RECREATED, now, 0.0, 0, recreate=True)
             for name in tables
         }
         with contextlib.suppress(NotAllowed):
             self._record(
-                lambda writer: writer.lake_commits.begin_resyncs(self._sink_id, tables),
-                replace(commits, held={**commits.held, **recreated}),
+                lambda writer: writer.table_commits.begin_resyncs(self._sink_id, tables),
+                replace(commits, suspended={**commits.suspended, **recreated}),
             )
-            failpoint("lake-resync-begun")
+            failpoint("table-resync-begun")
 
     def recreated(
         self,
-        table: HeldTable,
+        table: SuspendedTable,
         empty: StagedTable,
         columns: Sequence[tuple[str, str]],
-        commits: LakeCommits,
+        commits: TableCommits,
     ) -> None:
-        """Record that a held table is empty; it is still held if the front has moved on meanwhile.
+        """Record that a suspended table is empty; it is still suspended if the front has moved on meanwhile.
 
         Args:
             table: The table.
@@ -280,45 +282,46 @@ class TableRecorder:
             commits: How far the tables have come.
         """
         name = table.destination
-        held = _without(commits.held, name)
+        suspended = _without(commits.suspended, name)
         if table.segment < commits.front.segment:
-            held[name] = replace(table, recreate=False, failures=0)
+            suspended[name] = replace(table, recreate=False, failures=0)
         self._record(
-            lambda writer: writer.lake_commits.recreated(
+            lambda writer: writer.table_commits.recreated(
                 self._sink_id, source_key(empty.source), name, columns
             ),
-            replace(commits, held=held),
+            replace(commits, suspended=suspended),
             released=True,
         )
 
-    def show_held(self, held: Mapping[Destination, HeldTable]) -> None:
-        """Show the sink as failing because of held tables, or as no longer failing."""
+    def show_suspended(self, suspended: Mapping[Destination, SuspendedTable]) -> None:
+        """Show the sink as failing because of suspended tables, or as no longer failing."""
         attempts = self._thread.attempts
-        if attempts.error is not None and attempts.error is not self._held_error:
+        if attempts.error is not None and attempts.error is not self._suspended_error:
             return
-        failing = _failing(held)
-        self._held_error = None
+        failing = _failing(suspended)
+        self._suspended_error = None
         if failing:
-            self._held_error = TableRejected(
-                _held_text(self._sink_id, failing), remedy=_held_remedy(failing)
+            self._suspended_error = TableRejected(
+                _suspended_text(self._sink_id, failing), remedy=_suspended_remedy(failing)
             )
-        attempts.error = self._held_error
+        attempts.error = self._suspended_error
 
     def _record(
         self,
         change: Callable[[FencedWriter], object],
-        after: LakeCommits,
+        after: TableCommits,
         segments: Sequence[SegmentRow] = (),
         *,
         released: bool = False,
     ) -> None:
-        """Write an outcome with the checkpoint, the counts, and the failure of held tables.
+        """Write an outcome with the checkpoint, the counts, and the failure of suspended tables.
 
         Args:
             change: Writes the outcome; returns False if it was written already.
             after: How far the tables have come afterwards.
             segments: The segments that the front has passed.
-            released: Whether a table may no longer be held; if no other is, the failure has ended.
+            released: Whether a table may no longer be suspended; if no other is, the failure has
+                ended.
         """
         checkpoint = self.progress.checkpoint
         moves = after.reached > checkpoint.whole_segment
@@ -335,7 +338,7 @@ class TableRecorder:
 
         def write(writer: FencedWriter) -> None:
             changed = change(writer)
-            ends_failure = released and not after.held
+            ends_failure = released and not after.suspended
             if reached is not None or (changed is not False and ends_failure):
                 writer.checkpoints.advance(
                     self._sink_id,
@@ -347,28 +350,32 @@ class TableRecorder:
                 )
             if reached is None and changed is not False:  # `advance` counts only what it moves
                 writer.metrics.count(tally)
-            self._write_held(writer, _failing(after.held))
+            self._write_suspended(writer, _failing(after.suspended))
 
         self._lease.write(write)
         self.progress.checkpoint = checkpoint
         self.progress.moved_at = time.monotonic()
         self._thread.attempts.succeeded()
         if self._thread.stop.is_set():
-            self.show_held(after.held)  # no later call of `due` will show why the sink is behind
+            self.show_suspended(
+                after.suspended
+            )  # no later call of `due` will show why the sink is behind
         failpoint("checkpoint-written")
 
-    def _write_held(self, writer: FencedWriter, failing: Mapping[Destination, HeldTable]) -> None:
-        """Write that the sink fails because of held tables, if any fails."""
-        held = failing.values()
-        if not held:
+    def _write_suspended(
+        self, writer: FencedWriter, failing: Mapping[Destination, SuspendedTable]
+    ) -> None:
+        """Write that the sink fails because of suspended tables, if any fails."""
+        suspended = failing.values()
+        if not suspended:
             return
-        writer.checkpoints.held(
+        writer.checkpoints.suspended(
             self._sink_id,
-            _held_text(self._sink_id, failing),
-            remedy=_held_remedy(failing),
-            failures=max(1, *(table.failures for table in held)),
-            since=min(table.since for table in held),
-            next_attempt_at=min(table.next_attempt_at for table in held),
+            _suspended_text(self._sink_id, failing),
+            remedy=_suspended_remedy(failing),
+            failures=max(1, *(table.failures for table in suspended)),
+            since=min(table.since for table in suspended),
+            next_attempt_at=min(table.next_attempt_at for table in suspended),
         )
 
     def _rejection(
@@ -383,16 +390,16 @@ class TableRecorder:
 
 
 def _without(
-    held: Mapping[Destination, HeldTable], destination: Destination
-) -> dict[Destination, HeldTable]:
-    return {name: table for name, table in held.items() if name != destination}
+    suspended: Mapping[Destination, SuspendedTable], destination: Destination
+) -> dict[Destination, SuspendedTable]:
+    return {name: table for name, table in suspended.items() if name != destination}
 
 
-def _held_table(
+def _suspended_table(
     rejection: Rejection, segment: int, planned_to: int | None, now: float
-) -> HeldTable:
+) -> SuspendedTable:
     """Return a table that has everything up to a segment and could not be written after it."""
-    return HeldTable(
+    return SuspendedTable(
         rejection.destination,
         segment,
         planned_to,
@@ -404,21 +411,25 @@ def _held_table(
     )
 
 
-def _failing(held: Mapping[Destination, HeldTable]) -> Mapping[Destination, HeldTable]:
-    """Return the held tables without those that only wait to be recreated, which is no failure."""
-    return {name: table for name, table in held.items() if table.failures or not table.recreate}
+def _failing(
+    suspended: Mapping[Destination, SuspendedTable],
+) -> Mapping[Destination, SuspendedTable]:
+    """Return the suspended tables without those that only wait to be recreated, which is no failure."""
+    return {
+        name: table for name, table in suspended.items() if table.failures or not table.recreate
+    }
 
 
-def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:
-    """Return which tables of a sink are held, and why."""
+def _suspended_text(sink_id: str, suspended: Mapping[Destination, SuspendedTable]) -> str:
+    """Return which tables of a sink are suspended, and why."""
     reasons = [
         f"table {'.'.join(table.destination)} has everything up to segment {table.segment} "
         f"and is held: {table.error}"
-        for table in held.values()
+        for table in suspended.values()
     ]
     return f"sink {sink_id}: " + "; ".join(reasons)
 
 
-def _held_remedy(held: Mapping[Destination, HeldTable]) -> Commands:
-    """Return the commands that remedy the failures of a sink's held tables."""
-    return tuple(dict.fromkeys(command for table in held.values() for command in table.remedy))
+def _suspended_remedy(suspended: Mapping[Destination, SuspendedTable]) -> Commands:
+    """Return the commands that remedy the failures of a sink's suspended tables."""
+    return tuple(dict.fromkeys(command for table in suspended.values() for command in table.remedy))

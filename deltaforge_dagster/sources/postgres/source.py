@@ -409,7 +409,7 @@ class PostgresSource:
             source_id=self._config.id,
             start=start,
             unchanged_toast=unchanged_toast,
-            held=registry.held(),
+            holds=registry.holds(),
         )
         seconds = self._options.heartbeat_seconds
         heartbeat = None if seconds is None else Heartbeat(self._server, seconds)
@@ -436,10 +436,10 @@ class PostgresSource:
             "forgets what was confirmed; only MySQL keeps its log for other readers"
         )
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table; yield the changes that `read` would have yielded.
+        """Decode the parked events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -460,7 +460,7 @@ class PostgresSource:
             captures=lambda _schema, _table: True,
             rules=self._rules,
             built_in=self._built_in,
-            # Each held change has its table's description with it.
+            # Each parked change has its table's description with it.
             numbers=ColumnNumbers(functools.cache(server_catalog.columns), registry, position),
             fills=CatalogFills(self._server.query),
         )
@@ -471,7 +471,7 @@ class PostgresSource:
             unchanged_toast=unchanged_toast,
         )
         try:
-            yield from decoder.decode_held(events)
+            yield from decoder.decode_parked(events)
         finally:
             if isinstance(unchanged_toast, Reselection):
                 unchanged_toast.close()

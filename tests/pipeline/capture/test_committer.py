@@ -13,7 +13,7 @@ from deltaforge_dagster.pipeline.capture import capture as capture_module
 from deltaforge_dagster.pipeline.capture.committer import SegmentCommitter
 from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.run_context import LeasedRun
-from deltaforge_dagster.sources.base import HeldEvent
+from deltaforge_dagster.sources.base import ParkedEvent
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import RangeRow
 from tests.pipeline.capture.conftest import Stage
@@ -55,7 +55,7 @@ def test_a_held_file_that_cannot_be_written_leaves_no_segment_file(
     )
     writer = committer.open_writer()
     writer.write(frame([1]))
-    event = HeldEvent("shop.orders", "nobody can decode it", b"event")
+    event = ParkedEvent("shop.orders", "nobody can decode it", b"event")
     hold = Holds(stage.store, stage.journal, stage.lease).open(event, LsnPosition(0))
     hold.write(event)
     shutil.rmtree(tmp_path / "journal" / "p" / "held")

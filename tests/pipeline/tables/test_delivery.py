@@ -36,12 +36,12 @@ from deltaforge_dagster.sinks.tables.staged import (
 from deltaforge_dagster.sinks.tables.writer import FoldTime, WrittenTable
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
-    lake_commits,
-    lake_pending,
     segments,
+    table_commits,
+    table_pending,
 )
-from deltaforge_dagster.state.lake_commits import Destination, TableFigures
 from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.table_commits import Destination, TableFigures
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
 
@@ -266,7 +266,7 @@ def writes(scene: Scene) -> list[tuple[str, int, int]]:
     """Return what is to be published: table, end of the commit, and segments in it."""
     return [
         (one.write.destination[1], one.segment, one.write.changes)
-        for one in scene.store.lake_commits.unpublished(NAME)
+        for one in scene.store.table_commits.unpublished(NAME)
     ]
 
 
@@ -322,7 +322,7 @@ def wait(scene: Scene, until: float) -> None:
     """Let held tables, and the sink, be tried again at a time."""
     with scene.store.database.write() as connection:
         connection.execute(update(checkpoints).values(next_attempt_at=until))
-        connection.execute(update(lake_commits).values(next_attempt_at=until))
+        connection.execute(update(table_commits).values(next_attempt_at=until))
 
 
 def retry(scene: Scene) -> None:
@@ -539,7 +539,8 @@ def test_nothing_after_the_last_segment(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
+    "step",
+    ["table-commit-planned", "table-commit-staged", "table-committed", "table-commit-complete"],
 )
 def test_a_killed_run_is_repeated_exactly(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
@@ -667,7 +668,7 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
     capture(scene, 2)
     Work(scene, Lake()).go()
 
-    (items, orders) = scene.store.lake_commits.tables(NAME)
+    (items, orders) = scene.store.table_commits.tables(NAME)
 
     assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
@@ -799,7 +800,7 @@ def check_complete(scene: Scene, lake: Lake) -> None:
     row = scene.store.pipelines.get(NAME)
     assert row is not None
     everything = [*range(1, row.next_segment)]
-    recorded = {table.destination for table in scene.store.lake_commits.pending(NAME)}
+    recorded = {table.destination for table in scene.store.table_commits.pending(NAME)}
     for table, segments_beside in lake.pending.items():
         assert not segments_beside or table in recorded
         lake.rows[table] += segments_beside
@@ -827,7 +828,7 @@ def waiting(scene: Scene) -> dict[str, tuple[int, int]]:
     """Return for each table with pending changes the last commit among them, and their number."""
     return {
         one.destination[1]: (one.segment, one.changes)
-        for one in scene.store.lake_commits.pending(NAME)
+        for one in scene.store.table_commits.pending(NAME)
     }
 
 
@@ -860,10 +861,10 @@ def test_small_commits_go_beside_the_tables(scene: Scene) -> None:
 
 def age_pending(scene: Scene, table: str) -> None:
     """Let the pending changes of a table be older than an hour."""
-    of_table = lake_pending.c.destination.contains(table)
+    of_table = table_pending.c.destination.contains(table)
     with scene.store.database.write() as connection:
         connection.execute(
-            update(lake_pending).where(of_table).values(since=lake_pending.c.since - 4000)
+            update(table_pending).where(of_table).values(since=table_pending.c.since - 4000)
         )
 
 
@@ -975,7 +976,9 @@ def test_a_failure_ends_although_its_segment_is_gone(scene: Scene) -> None:
     assert (scene.checkpoint.failures, scene.checkpoint.last_error) == (0, None)
 
 
-@pytest.mark.parametrize("lost", ["lake-pending-planned", "lake-pending-added", "lake-committed"])
+@pytest.mark.parametrize(
+    "lost", ["table-pending-planned", "table-pending-added", "table-commit-complete"]
+)
 def test_a_killed_run_that_added_pending_changes(
     scene: Scene, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1010,9 +1013,9 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
         capture(scene, 1)
     Work(scene, lake, limits).go()
 
-    commits = scene.store.lake_commits.read(NAME, SINK)
+    commits = scene.store.table_commits.read(NAME, SINK)
     assert commits is not None
-    (held,) = commits.held.values()
+    (held,) = commits.suspended.values()
     planned = None if between else 2
     assert (held.error, held.segment, held.planned_to) == ("cannot be folded", 1, planned)
     assert "cannot be folded" in str(scene.checkpoint.last_error)
@@ -1020,9 +1023,9 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
     lake.unfolded.clear()
     retry(scene)
     Work(scene, lake, limits).go()
-    commits = scene.store.lake_commits.read(NAME, SINK)
+    commits = scene.store.table_commits.read(NAME, SINK)
     assert commits is not None
-    assert commits.held == {}
+    assert commits.suspended == {}
     assert ORDERS not in commits.pending
     assert lake.rows[ORDERS] == ([1] if between else [1, 2])
     assert scene.checkpoint.last_error is None
@@ -1031,7 +1034,7 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
 def resync(scene: Scene, *tables: Destination) -> None:
     """Request that tables are loaded again."""
     names = {one: ".".join(one) for one in tables}
-    scene.store.lake_commits.resync(NAME, SINK, names)
+    scene.store.table_commits.resync(NAME, SINK, names)
 
 
 def test_a_table_is_loaded_again(scene: Scene) -> None:
@@ -1051,13 +1054,13 @@ def test_a_table_is_loaded_again(scene: Scene) -> None:
     (snapshot,) = scene.store.snapshots.read(NAME)
     assert (snapshot.tables, snapshot.sinks) == (["public.orders"], [SINK])
     assert (snapshot.cause, snapshot.state, snapshot.since_segment) == ("resync", "wanted", 3)
-    assert scene.store.lake_commits.resyncs(NAME) == []
+    assert scene.store.table_commits.resyncs(NAME) == []
     owes += [work.delivery.redriving, work.delivery.due()]
     assert owes == [False, True, False, False]
     assert (place(scene.checkpoint), scene.checkpoint.failures) == ((3, 2, True), 0)
 
 
-@pytest.mark.parametrize("step", ["lake-resync-begun", "lake-recreated"])
+@pytest.mark.parametrize("step", ["table-resync-begun", "table-recreated"])
 def test_a_resync_goes_on_after_a_kill(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1076,10 +1079,10 @@ def test_a_resync_goes_on_after_a_kill(
 
     assert lake.rows == {ORDERS: [3], ITEMS: [1, 2, 3]}
     assert len(scene.store.snapshots.read(NAME)) == 1
-    assert scene.store.lake_commits.resyncs(NAME) == []
+    assert scene.store.table_commits.resyncs(NAME) == []
 
 
-@pytest.mark.parametrize("step", ["", "lake-resync-begun", "lake-recreated"])
+@pytest.mark.parametrize("step", ["", "table-resync-begun", "table-recreated"])
 def test_a_resync_forgets_pending_changes(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,14 +23,14 @@ from deltaforge_dagster.pipeline.tables.planner import (
 )
 from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import ChangePlace, StagedStep, StagedTable
-from deltaforge_dagster.state.lake_commits import (
+from deltaforge_dagster.state.table_commits import (
     Destination,
-    HeldTable,
-    LakeCommits,
-    LakeFront,
-    LakeResync,
     PendingTable,
     StoredWrite,
+    SuspendedTable,
+    TableCommits,
+    TableFront,
+    TableResync,
     TableWrite,
 )
 from deltaforge_dagster.typed_rows.schema import TypedSchema
@@ -62,9 +62,9 @@ def segments(first: int, last: int, **fields: Any) -> list[Segment]:
     return [Segment(number, **fields) for number in range(first, last + 1)]
 
 
-def held(segment: int = 3, **fields: Any) -> HeldTable:
+def held(segment: int = 3, **fields: Any) -> SuspendedTable:
     """Return ORDERS, held after a segment, to be tried later than now."""
-    table = HeldTable(ORDERS, segment, None, "cannot be written", NOW - 9, NOW + 9, 1)
+    table = SuspendedTable(ORDERS, segment, None, "cannot be written", NOW - 9, NOW + 9, 1)
     return replace(table, **fields)
 
 
@@ -78,22 +78,22 @@ def states(
     *,
     planned_to: int | None = None,
     ends: tuple[int, ...] = (),
-    tables: Sequence[HeldTable] = (),
+    tables: Sequence[SuspendedTable] = (),
     beside: Sequence[PendingTable] = (),
     **fields: Any,
 ) -> TableStates:
     """Return tables whose front is at segment 5, and the new segments."""
-    commits = LakeCommits(
-        LakeFront(5, planned_to, "uid", ends),
+    commits = TableCommits(
+        TableFront(5, planned_to, "uid", ends),
         {table.destination: table for table in tables},
         {table.destination: table for table in beside},
     )
     return replace(TableStates(commits, new, (), in_snapshot=False, now=NOW), **fields)
 
 
-def resync(table: Destination = ORDERS, *, begun: bool = False) -> LakeResync:
+def resync(table: Destination = ORDERS, *, begun: bool = False) -> TableResync:
     """Return a resync of a table."""
-    return LakeResync(SINK, table, ".".join(table), begun)
+    return TableResync(SINK, table, ".".join(table), begun)
 
 
 def commit(last: int, *, planned: bool = False) -> PlannedCommit:
@@ -236,7 +236,7 @@ def test_what_comes_first(limits: CommitLimits, given: TableStates, work: object
 def test_a_held_table_catches_up() -> None:
     """With the commit that failed, then with the segments up to the front, and up to an end."""
     planner = TablePlanner(SINK, SOON)
-    front = LakeFront(9, None, "uid", (7,))
+    front = TableFront(9, None, "uid", (7,))
     planned, free = held(planned_to=4), held()
     assert planner.catch_up(planned, front, ()) == PlannedCommit(planned, 3, 4, planned=True)
     assert planner.catch_up(free, front, segments(4, 9)) == PlannedCommit(free, 3, 7, False)

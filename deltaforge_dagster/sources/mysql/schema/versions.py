@@ -24,7 +24,6 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_DEFAULT,
     COLUMN_DEFAULT_END,
     COLUMN_WIDTH,
-    HELD,
     MAP_END,
     MAP_ID,
     MAP_START,
@@ -32,6 +31,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     MAP_WIDTH,
     NO_DEFAULT,
     NOT_ASKED,
+    ON_HOLD,
     TABLE_COLUMNS,
     TABLE_FIRST,
     TABLE_SIZE,
@@ -152,7 +152,7 @@ class MysqlTableContext:
             counted, so that ids do not depend on the choice of tables.
         forms: The formats of values where there is a choice.
         rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+        whole_inserts: Whether a table is on hold if a column that an insert lacks has no certain
             default.
     """
 
@@ -169,10 +169,10 @@ class MysqlTableVersions:
 
     Args:
         context: What tables are selected and described with.
-        held: Full names of tables whose changes are held, with the reasons.
+        holds: Full names of tables whose changes are held, with the reasons.
 
     Attributes:
-        held: The tables of the argument, and those that were put on hold while this stream was
+        holds: The tables of the argument, and those that were put on hold while this stream was
             read.
         schemas, stamps: Table and stamp of each version; without columns if it is not captured.
         hiding: Applies the column rules to rows.
@@ -182,8 +182,8 @@ class MysqlTableVersions:
         server: The server that wrote the log from here on.
     """
 
-    def __init__(self, context: MysqlTableContext, held: Mapping[str, str]) -> None:
-        self.held = dict(held)
+    def __init__(self, context: MysqlTableContext, holds: Mapping[str, str]) -> None:
+        self.holds = dict(holds)
         self.hiding = Hiding(context.rules)
         self._context = context
         self._types: dict[int, list[MysqlValueType]] = {}
@@ -225,7 +225,7 @@ class MysqlTableVersions:
         """
         database, _, name = table.partition(".")
         self.hiding.refuse_to_hold(database, name, reason)
-        self.held[table] = reason
+        self.holds[table] = reason
         self.forget()
 
     def describe(self, content: bytes, position: Position) -> None:
@@ -249,7 +249,7 @@ class MysqlTableVersions:
         definition = None
         types: list[MysqlValueType] = []
         if captured:
-            definition = self._unless_held(described, name, position)
+            definition = self._unless_on_hold(described, name, position)
         if definition is not None:
             types = _types(described, definition, name, self._context.forms)
         key = (content[ID_SIZE:], self.server, definition, captured)
@@ -259,7 +259,7 @@ class MysqlTableVersions:
             if definition is not None:
                 version = self._add(described, types, definition, position)
             else:
-                version = self._add_skipped(described, name, HELD if captured else 0)
+                version = self._add_skipped(described, name, ON_HOLD if captured else 0)
             versions[key] = version
         elif version in self._visible_schemas and self._newest.get(name) != version:
             self._context.registry.register(
@@ -271,7 +271,7 @@ class MysqlTableVersions:
     def complete(self, table_id: int, lacking: Sequence[int], position: Position) -> None:
         """Look up the defaults of a table, because the log has inserts that lack columns.
 
-        If the default of a lacking column is not certain, the table is held from here on
+        If the default of a lacking column is not certain, the table is on hold from here on
         (`whole_inserts`); otherwise the inserts stay without that column.
 
         Args:
@@ -311,7 +311,7 @@ class MysqlTableVersions:
             " resync"
         )
         self.hiding.refuse_to_hold(described.db, described.table, reason)
-        self.held[f"{described.db}.{described.table}"] = reason
+        self.holds[f"{described.db}.{described.table}"] = reason
         self.describe(content, position)
 
     def map_of(self, table_id: int) -> bytes:
@@ -324,7 +324,7 @@ class MysqlTableVersions:
         schema = self.schemas[version]
         return f"{schema.db}.{schema.table}"
 
-    def _unless_held(
+    def _unless_on_hold(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | None:
         """Return a table's columns; None if its changes are held.
@@ -332,8 +332,8 @@ class MysqlTableVersions:
         Adds it to `held` if its columns are uncertain.
         """
         table = f"{described.db}.{described.table}"
-        if table in self.held:
-            self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
+        if table in self.holds:
+            self.hiding.refuse_to_hold(described.db, described.table, self.holds[table])
             return None
         definition = self._known_columns(described, name, position)
         if isinstance(definition, CatalogTable) and len(definition.columns) != len(described.types):
@@ -344,7 +344,7 @@ class MysqlTableVersions:
             )
         if isinstance(definition, Unknown):
             self.hiding.refuse_to_hold(described.db, described.table, definition.reason)
-            self.held[table] = definition.reason
+            self.holds[table] = definition.reason
             return None
         return definition
 
