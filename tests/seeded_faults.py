@@ -292,7 +292,7 @@ FAULTS = (
         "A segment that has reached its limit takes in another transaction, however large.",
     ),
     Fault(
-        "lake-ends-ignored",
+        "table-ends-ignored",
         "forgotten condition",
         "deltaforge_dagster/pipeline/tables/delivery.py",
         " or last.segment in ends:",
@@ -301,9 +301,9 @@ FAULTS = (
         "After `checkpoint reset`, a changelog gets changes twice that it has already.",
     ),
     Fault(
-        "lake-plan-overwritten",
+        "table-plan-overwritten",
         "missing check",
-        "deltaforge_dagster/state/lake_commits.py",
+        "deltaforge_dagster/state/table_commits.py",
         'row["planned_to"] not in {None, to} or',
         "",
         ("tests/contracts/test_store_lake_commits.py",),

@@ -201,7 +201,7 @@ class ChunksShown:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
         self._life.show()
         chunks = sum(table.chunks for table in progress.values())
-        read = sum(table.read + table.spliced for table in progress.values())
+        read = sum(table.read + table.complete for table in progress.values())
         if (chunks, read) == (self._chunks, self._read):
             return
         self._chunks, self._read = chunks, read

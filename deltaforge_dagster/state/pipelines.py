@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy, metrics, since, snapshots
-from deltaforge_dagster.state.checkpoints import standing
+from deltaforge_dagster.state.checkpoints import status_columns
 from deltaforge_dagster.state.database.database import Database, clock, upsert
 from deltaforge_dagster.state.database.primitives import get_value, put_value
 from deltaforge_dagster.state.database.tables import (
@@ -28,10 +28,6 @@ from deltaforge_dagster.state.database.tables import (
     find_pipeline,
     known_pipeline,
     kv,
-    lake_commits,
-    lake_pending,
-    lake_resyncs,
-    lake_writes,
     leases,
     log,
     metadata,
@@ -43,6 +39,10 @@ from deltaforge_dagster.state.database.tables import (
     segments,
     slot,
     stored_specs,
+    table_commits,
+    table_pending,
+    table_resyncs,
+    table_writes,
 )
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.ranges import CHANGES
@@ -328,9 +328,9 @@ class PipelineRepository:
             if row is None:
                 _remove_document(connection, name)
                 return None
-            held = lock_lease(connection, name)
-            if held.live:
-                raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it first")
+            locked = lock_lease(connection, name)
+            if locked.live:
+                raise NotAllowed(f"pipeline {name!r} is held by run {locked.run_id}; stop it first")
             _remove_document(connection, name)
             for table in metadata.sorted_tables:
                 if "pipeline" in table.c and table is not leases:
@@ -418,7 +418,7 @@ def _register(
 ) -> PipelineRow:
     """Make pipeline, lease and checkpoints agree with the file."""
     _insert_missing(connection, name, spec_hash)
-    held = lock_lease(connection, name)
+    locked = lock_lease(connection, name)
     connection.execute(
         update(pipelines).where(pipelines.c.name == name).values(spec_hash=spec_hash)
     )
@@ -439,11 +439,11 @@ def _register(
                 overrules=False,  # the sink may hold a position of an earlier state store
                 began=began,
                 snapshot_due=starts.get(sink) == "snapshot",
-                **standing(first - 1, -1, True, position),
+                **status_columns(first - 1, -1, True, position),
             )
         )
-    if not held.live:
-        for table in (checkpoints, lake_commits, lake_pending, lake_resyncs, lake_writes):
+    if not locked.live:
+        for table in (checkpoints, table_commits, table_pending, table_resyncs, table_writes):
             connection.execute(
                 delete(table).where(table.c.pipeline == name, table.c.sink.not_in(sorted(sinks)))
             )

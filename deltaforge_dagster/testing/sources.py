@@ -129,8 +129,8 @@ class Versions:
                 merged |= definitions
         return {table: text for table, text in merged.items() if text is not None}
 
-    def held(self) -> dict[str, str]:
-        """Return the tables that are held."""
+    def holds(self) -> dict[str, str]:
+        """Return the tables that are on hold."""
         return self.holds
 
 

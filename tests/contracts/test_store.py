@@ -37,7 +37,9 @@ WRITES: dict[str, Callable[[FencedWriter], object]] = {
     "checkpoints.advance": lambda writer: writer.checkpoints.advance(
         "redis", 1, 2, True, position(1)
     ),
-    "checkpoints.set_lineage": lambda writer: writer.checkpoints.set_lineage("redis", "lineage"),
+    "checkpoints.set_incarnation": lambda writer: writer.checkpoints.set_incarnation(
+        "redis", "incarnation"
+    ),
     "checkpoints.resume_at": lambda writer: writer.checkpoints.resume_at(
         "redis", 0, -1, True, notice="lost"
     ),

@@ -29,9 +29,9 @@ from deltaforge_dagster.pipeline.tables.resync import resynced_tables
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.records import Failure, PipelineRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import Destination
 
 _RUN_SECONDS = 120.0
 """How long a run that is at work may take to end."""

@@ -214,7 +214,7 @@ def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPip
 def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> bool:
     """Whether a process that can load the pipeline's file ticks for it, or runs it."""
     now, lease = store.now(), store.leases.get(row.name)
-    if lease is not None and lease.held_at(now):
+    if lease is not None and lease.active_at(now):
         return True
     if row.ticked_at is None or _noted_broken(store, row.name, row) is not None:
         return False
@@ -626,7 +626,7 @@ def _patience(spec: PipelineSpec | None) -> float:
 
 
 def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | None:
-    if lease is not None and lease.held_at(now):
+    if lease is not None and lease.active_at(now):
         return now
     return max(
         (time for time in (row.ticked_at, row.source_seen_at) if time is not None), default=None
@@ -670,7 +670,7 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
     The column was added or got another type, and the log does not contain the values of existing
     rows.
     """
-    lacking = [stored for stored in store.lake_commits.tables(pipeline) if stored.write.lacking]
+    lacking = [stored for stored in store.table_commits.tables(pipeline) if stored.write.lacking]
     histories = (
         {history.name: history for history in store.schemas.histories(pipeline)} if lacking else {}
     )
