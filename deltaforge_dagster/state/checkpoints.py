@@ -323,7 +323,7 @@ class CheckpointWrites:
             )
         metrics.count(self._connection, self._pipeline, tally)
 
-    def held(
+    def suspended(
         self,
         sink: str,
         why: str,
@@ -340,7 +340,7 @@ class CheckpointWrites:
             why: Which tables, and why; stored as its last error.
             remedy: The commands that fix it.
             failures: How often the table that fails most has failed in a row.
-            since: When the first of them was held.
+            since: When the first of them was suspended.
             next_attempt_at: When the next of them is tried again.
         """
         if self._row(sink)["state"] == "detached":

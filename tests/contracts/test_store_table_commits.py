@@ -32,7 +32,7 @@ def commits(store: StateStore) -> TableCommits:
 def places(store: StateStore) -> tuple[object, ...]:
     """Return front, plan, ends and the segments and plans of held tables."""
     found = commits(store)
-    tables = {name: (one.segment, one.planned_to) for name, one in found.held.items()}
+    tables = {name: (one.segment, one.planned_to) for name, one in found.suspended.items()}
     return (found.front.segment, found.front.planned_to, found.front.ends, tables)
 
 
@@ -99,10 +99,10 @@ def test_a_held_table_follows_by_itself(store: StateStore) -> None:
         again = writer.table_commits.wrote(SINK, ORDERS, 5)
         writer.table_commits.plan(SINK, 9, ORDERS)
     found = commits(store)
-    items = found.held[ITEMS]
+    items = found.suspended[ITEMS]
     assert (items.error, items.failures, items.next_attempt_at) == ("still none", 2, 19.0)
     assert 0 < items.since <= store.now()
-    assert (moved, again, found.held[ORDERS].segment, found.reached) == (True, False, 5, 3)
+    assert (moved, again, found.suspended[ORDERS].segment, found.reached) == (True, False, 5, 3)
 
     with store.fenced(lease) as writer:
         assert writer.table_commits.wrote(SINK, ORDERS, 9)
@@ -377,7 +377,7 @@ def test_a_resync_begins_at_the_front(store: StateStore) -> None:
         with store.fenced(lease) as writer:
             writer.table_commits.begin_resyncs(SINK, [ORDERS])
     assert places(store) == (9, None, (), {ORDERS: (9, None)})
-    assert commits(store).held[ORDERS].recreate
+    assert commits(store).suspended[ORDERS].recreate
     (snapshot,) = store.snapshots.read(NAME)
     assert (snapshot.tables, snapshot.sinks, snapshot.since_segment) == (
         ["public.orders"],

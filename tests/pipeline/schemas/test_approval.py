@@ -189,7 +189,7 @@ def test_what_a_source_keeps_back_stays_in_its_place() -> None:
 def test_readers_beside_the_stream_end_before_what_waits() -> None:
     """They are told of every table that is held, and refused a version that waits; or nothing changes."""
     registry = Versions()
-    registry.holds = {"public.odd": "cannot be decoded"}
+    registry.on_hold = {"public.odd": "cannot be decoded"}
     assert SchemaApproval().beside(registry) is registry
     approval = SchemaApproval({2: WHY}, pauses=True)
     approval.begin({"public.orders": WHY})

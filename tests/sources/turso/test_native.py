@@ -175,7 +175,7 @@ def test_tables_that_are_held_are_kept_back(bench: NativeBench) -> None:
     start, versions = begin(bench)
     bench.execute(insert("orders", 1), insert("items", 2))
     plain = read_all(bench, start, versions)
-    versions.holds = {"main.orders": "because"}
+    versions.on_hold = {"main.orders": "because"}
 
     taken = read_all(bench, start, versions)
 

@@ -336,7 +336,7 @@ def test_held_changes_come_back(bench: TriggerBench) -> None:
     bench.execute(insert("orders", 1), insert("items", 2))
     plain = take(bench, start, whole(2))
     versions = Versions()
-    versions.holds = {"main.orders": "because"}
+    versions.on_hold = {"main.orders": "because"}
     source = bench.source()
     kept = [
         one
