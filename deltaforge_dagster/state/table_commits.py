@@ -55,10 +55,10 @@ from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.snapshots import insert_snapshot, unfinished_snapshot
 
 Destination: TypeAlias = tuple[str, ...]
-"""Name of a table in the lake, outermost part first."""
+"""Name of a table of a sink, outermost part first."""
 
 TO_BE_RECREATED = "it is to be loaded again, and is recreated first"
-"""The `error` of a suspended table whose resync has begun, until the first attempt to recreate it."""
+"""The `error` of a table that a resync has suspended, until the first attempt to recreate it."""
 
 _FRONT = ""
 _ERROR_LENGTH = 2000

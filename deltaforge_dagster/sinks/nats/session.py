@@ -82,7 +82,7 @@ class Session:
 
     Args:
         link: The connection, already connected.
-        limits: Settings shared by all sessions of the sink.
+        limits: What all sessions of the sink may publish.
 
     Attributes:
         link: The connection.
@@ -396,7 +396,7 @@ class Session:
         return marks
 
     def _prepare_retry(self, error: ApiError, publish: Publish) -> None:
-        """Prepare a new chain that begins at the refused `publish.row`; raise if that cannot help."""
+        """Let a new chain begin at the refused `publish.row`; raise if that cannot help."""
         assert self._stream is not None
         where = f"{self.link.where}: stream {self._stream.name!r}"
         if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
@@ -487,7 +487,7 @@ class Session:
 
 
 def _is_id(text: str, packer: Packer, row: int) -> bool:
-    """Return whether a message's id is that of a row, in this pass or stored again in another."""
+    """Return whether a message's id is that of a row, also if it was stored again under another."""
     return f"{text}|".startswith(f"{packer.message_id(row)}|")
 
 
