@@ -57,12 +57,12 @@ class Keys:
 
     @property
     def some(self) -> bool:
-        """Whether it is known which rows the change touches."""
+        """Whether the rows that the change touches can be identified."""
         return self.whole or self.row is not None
 
     @property
     def keys(self) -> list[str]:
-        """Its keys."""
+        """The row's key and its previous one, as far as there are any."""
         return [key for key in (self.row, self.old) if key is not None]
 
 
@@ -112,7 +112,7 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
 
     Args:
         entries: All entries of the sink, in the order of the journal.
-        reached: The sink's checkpoint.
+        reached: The sink's checkpoint; entries behind it are not due.
     """
     due = []
     blocked = BlockedKeys()

@@ -121,7 +121,7 @@ class TableResync:
         sink: The sink.
         destination: Name of the table.
         table_name: Full name of the source's table.
-        begun: Whether its snapshot is requested, so that the table is suspended until it was
+        begun: Whether its snapshot was requested, so that the table is suspended until it was
             recreated.
     """
 
@@ -154,7 +154,7 @@ class PendingTable:
 
 @dataclass(frozen=True, slots=True)
 class TableCommits:
-    """How far the tables of one sink have come."""
+    """How far the tables of one sink have come: the front, and the tables that are behind it."""
 
     front: TableFront
     suspended: Mapping[Destination, SuspendedTable]
@@ -205,7 +205,7 @@ class TableWrite:
 
     Attributes:
         source: Schema (the database if there are no schemas) and name of the source's table.
-        destination: Name of the table in the lake.
+        destination: Name of the sink's table.
         columns: Name and type of each of its columns, as Spark names types.
         changes: Number of changes of the source.
         position: Position in the source up to which the table has everything, JSON text.
@@ -362,10 +362,10 @@ class TableCommitWrites:
             self._connection.execute(update(table_pending).where(condition).values(changes=0))
         for resync in _resyncs(self._connection, self._pipeline, sink):
             if resync.begun:
-                self._hold_recreated(sink, resync.destination, segment)
+                self._suspend_recreated(sink, resync.destination, segment)
 
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
-        """Begin requested resyncs: hold the tables at the front, and request their snapshot.
+        """Begin requested resyncs: suspend the tables at the front, and request their snapshot.
 
         A change that is not in the snapshot is behind the front, and so the tables get it after
         they were recreated.
@@ -384,7 +384,7 @@ class TableCommitWrites:
                 "commit that is planned, and the snapshot that is unfinished"
             )
         for resync in wanted:
-            self._hold_recreated(sink, resync.destination, front["segment"])
+            self._suspend_recreated(sink, resync.destination, front["segment"])
             condition = and_(
                 _resyncs_of(self._pipeline, sink),
                 table_resyncs.c.destination == _key(resync.destination),
@@ -506,7 +506,7 @@ class TableCommitWrites:
         rejected: Iterable[Rejection] = (),
         writes: Iterable[TableWrite] = (),
     ) -> bool:
-        """Move the front to the end of a commit, and hold the tables that could not be written.
+        """Move the front to the end of a commit, and suspend the tables that could not be written.
 
         Args:
             sink: The sink.
@@ -537,8 +537,8 @@ class TableCommitWrites:
         self._forget_ends(sink)
         return True
 
-    def hold(self, sink: str, rejection: Rejection) -> None:
-        """Hold a table that is complete up to the front: its pending changes cannot be folded."""
+    def suspend(self, sink: str, rejection: Rejection) -> None:
+        """Suspend a table that has reached the front: its pending changes cannot be folded."""
         if _key(rejection.destination) in _rows(self._connection, self._pipeline, sink):
             return
         self._insert(
@@ -677,7 +677,7 @@ class TableCommitWrites:
             insert(table_commits).values(pipeline=self._pipeline, sink=sink, destination=key, **row)
         )
 
-    def _hold_recreated(self, sink: str, destination: Destination, segment: int) -> None:
+    def _suspend_recreated(self, sink: str, destination: Destination, segment: int) -> None:
         self._delete(sink, _key(destination))
         self._insert(
             sink,

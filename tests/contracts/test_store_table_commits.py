@@ -346,8 +346,8 @@ def test_a_table_is_held_although_it_has_everything(store: StateStore) -> None:
     for _ in range(2):
         with store.fenced(lease) as writer:
             writer.table_commits.restart(SINK, 3)
-            writer.table_commits.hold(SINK, Rejection(ORDERS, "why", 5.0))
-            writer.table_commits.hold(SINK, Rejection(ORDERS, "why", 5.0))
+            writer.table_commits.suspend(SINK, Rejection(ORDERS, "why", 5.0))
+            writer.table_commits.suspend(SINK, Rejection(ORDERS, "why", 5.0))
         assert places(store) == (3, None, (), {ORDERS: (3, None)})
     moved = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Resume a sink after it was opened: where its checkpoint and the position that it keeps say.
+"""Decide where a sink resumes after it was opened: after its checkpoint or its own position.
 
 A sink that delivers exactly once stores its own position with the data. Usually both agree, or the
 sink is slightly ahead because a run died before it wrote the checkpoint. They differ after
@@ -87,11 +87,11 @@ class JournalEnd:
     """The journal that a position is compared with.
 
     Attributes:
-        uid: Of the pipeline, new whenever the journal starts afresh.
+        uid: Uid of the pipeline, which is new whenever the journal starts from scratch.
         source: Id of the pipeline's source.
         next_segment: Number of the segment to be captured next.
-        start: Where its first segment starts, JSON text; where the next one will start if it is
-            empty.
+        start: Position at which its first segment starts, JSON text; if the journal is empty, where
+            the next segment will start.
     """
 
     uid: str
@@ -155,7 +155,7 @@ def decide(
     segment: Segment | None,
     journal: JournalEnd,
 ) -> JournalPlace | SkipToEvent:
-    """Return where a sink resumes that keeps a position of its own.
+    """Return where a sink that stores its own position resumes.
 
     Args:
         checkpoint: The sink's checkpoint.
@@ -551,7 +551,7 @@ class Resumption:
 
 
 def _reached(row: PipelineRow) -> str:
-    """Return the captured position, or else the start position.
+    """Return the captured position; before anything was captured, the start position.
 
     The start position is fixed before anything is delivered.
     """

@@ -527,7 +527,7 @@ class TableDelivery:
         ]
 
     def _abandon(self, table: SuspendedTable, commits: TableCommits) -> None:
-        """Hold other tables in place of a suspended one to which nothing goes any more.
+        """Suspend other tables in place of a suspended one to which nothing goes any more.
 
         The others are those that may lack the changes that it lacked: the tables of the source of
         which the sink has written nothing yet, or if there are none, the table whose rows the
@@ -570,12 +570,12 @@ class TableDelivery:
         def change(writer: FencedWriter) -> None:
             writer.table_commits.wrote(self._sink_id, name, front, writes)
             for rejection in rejections:
-                writer.table_commits.hold(self._sink_id, rejection)
+                writer.table_commits.suspend(self._sink_id, rejection)
 
         self._record(change, replace(commits, suspended=suspended), released=True)
 
     def _begin_resyncs(self, commits: TableCommits) -> None:
-        """Hold the tables that are to be loaded again, and request their snapshot.
+        """Suspend the tables that are to be loaded again, and request their snapshot.
 
         Nothing happens if another snapshot has been requested meanwhile.
         """
@@ -756,7 +756,7 @@ class TableDelivery:
         return _pending_writer(writer).fold(table, last, guard, "after", required=True), False
 
     def _fold(self, pending: PendingTable, commits: TableCommits) -> None:
-        """Fold pending changes between commits, and hold the table if it cannot be written."""
+        """Fold pending changes between commits, and suspend the table if it cannot be written."""
         name = pending.destination
         error = self._folded(pending, commits).get(name)
         if error is None:
@@ -766,7 +766,7 @@ class TableDelivery:
         rejection = self._rejection(name, error, 0, now)
         suspended = _suspended_table(rejection, commits.front.segment, None, now)
         self._record(
-            lambda writer: writer.table_commits.hold(self._sink_id, rejection),
+            lambda writer: writer.table_commits.suspend(self._sink_id, rejection),
             replace(commits, suspended={**commits.suspended, name: suspended}),
         )
 
@@ -804,7 +804,7 @@ class TableDelivery:
         rejected: Mapping[Destination, Exception],
         writes: Sequence[TableWrite],
     ) -> None:
-        """Move the front to the end of a commit, and hold the tables that could not be written."""
+        """Move the front to the end of a commit, and suspend the tables that could not be written."""
         now = self._store.now()
         rejections = [
             self._rejection(destination, error, 0, now) for destination, error in rejected.items()

@@ -86,7 +86,7 @@ class Session:
 
     Attributes:
         link: The connection.
-        tail: What the stream holds of the sink; read by `read_tail`, updated by `deliver`.
+        tail: The sink's last messages in the stream; read by `read_tail`, updated by `deliver`.
     """
 
     def __init__(self, link: NatsLink, limits: PublishLimits) -> None:
@@ -118,7 +118,7 @@ class Session:
         check_stream(self.link, stream, self._limits)
 
     def read_tail(self) -> None:
-        """Read what the stream holds of the sink into `tail`.
+        """Read which messages of the sink are the last in the stream, into `tail`.
 
         Raises:
             SinkUnavailable: The server does not answer.
@@ -254,13 +254,13 @@ class Session:
         """Record what is stored of a block with a bad answer, and break the chain.
 
         Args:
-            packer: Packs the batch.
-            publish: The batch.
+            packer: Packs the messages of the batch.
+            publish: The batch and how far it has come; moved to the first row to send again.
             block: The block.
             rows: The rows that the block's first bad answer covers.
 
         Returns:
-            The sequence of the message before the rows.
+            The stream's sequence of the message before these rows.
         """
         try:
             self._stored(publish, block, rows.start)
@@ -317,7 +317,7 @@ class Session:
             raise
 
     def _stored(self, publish: Publish, block: PackedMessages, row: int) -> None:
-        """Record that everything before this row of a block has been stored.
+        """Record that the stream has stored everything before this row of a block.
 
         Messages behind the row may be stored, too, if a connection that was lost before delivers
         the row itself late. They do not count in `tail`, which is what this sink left in the

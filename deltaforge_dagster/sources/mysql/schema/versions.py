@@ -443,7 +443,7 @@ class MysqlTableVersions:
 
 
 def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
-    """Return the columns' types as far as the log says them."""
+    """Return the columns' types, as far as the log contains them."""
     columns = zip(described.types, described.unsigned, described.collations, strict=True)
     types = []
     for number, (type_, sign, collation) in enumerate(columns, start=1):
