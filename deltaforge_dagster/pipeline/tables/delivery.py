@@ -804,7 +804,7 @@ class TableDelivery:
         rejected: Mapping[Destination, Exception],
         writes: Sequence[TableWrite],
     ) -> None:
-        """Move the front to the end of a commit, and suspend the tables that could not be written."""
+        """Move the front to the end of a commit; suspend the tables that could not be written."""
         now = self._store.now()
         rejections = [
             self._rejection(destination, error, 0, now) for destination, error in rejected.items()
