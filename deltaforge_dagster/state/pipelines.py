@@ -181,13 +181,15 @@ class PipelineRepository:
                 DefinitionWrites(connection, name).define(definitions or {}, position)
             return known_pipeline(connection, name)
 
-    def set_desired_state(self, name: str, want: DesiredState) -> None:
+    def set_desired_state(self, name: str, state: DesiredState) -> None:
         """Set the pipeline's desired state; a run sees it when it next renews its lease."""
         with self._database.write() as connection:
             lock_lease(connection, name)
-            before = known_pipeline(connection, name).want
-            connection.execute(update(pipelines).where(pipelines.c.name == name).values(want=want))
-            metrics.count(connection, name, metrics.of_desired_state(before, want))
+            before = known_pipeline(connection, name).desired_state
+            connection.execute(
+                update(pipelines).where(pipelines.c.name == name).values(desired_state=state)
+            )
+            metrics.count(connection, name, metrics.of_desired_state(before, state))
 
     def try_again(self, name: str) -> None:
         """Let the next run try every sink at once, and the next tick the source."""
@@ -461,7 +463,7 @@ def _insert_missing(connection: Connection, name: str, spec_hash: str) -> None:
             spec_hash=spec_hash,
             next_segment=segment,
             next_range=number,
-            want="running",
+            desired_state="running",
             probe_after=0.0,
             probe_wait=0.0,
         )

@@ -47,7 +47,7 @@ class PipelineRow:
     confirmed_position: str | None
     next_segment: int
     next_range: int
-    want: DesiredState
+    desired_state: DesiredState
     probe_after: float
     """The sensor does not query the source before this time (back-off after empty runs)."""
     probe_wait: float

@@ -149,7 +149,7 @@ def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
         end_run(store, row.name, _RUN_SECONDS)
         yield
     finally:
-        store.pipelines.set_desired_state(row.name, row.want)
+        store.pipelines.set_desired_state(row.name, row.desired_state)
 
 
 def _cause_of_loss(row: PipelineRow, source: Source) -> str | None:

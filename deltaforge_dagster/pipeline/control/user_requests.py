@@ -40,7 +40,7 @@ def resume_pipeline(store: StateStore, loaded: LoadedPipeline) -> Resumed:
     With `snapshot.mode: always` in its file, a snapshot is requested first.
     """
     name = loaded.name
-    before = register(store, loaded).want
+    before = register(store, loaded).desired_state
     block = loaded.spec.spec.source.config.snapshot
     begins = before != "running" and block is not None and block.mode == "always"
     if begins and store.snapshots.unfinished(name) is None:

@@ -178,7 +178,7 @@ def begin(
         DeltaforgeError: The source cannot be reached, or is not set up as required.
     """
     row = register(store, loaded)
-    if row.start_position is not None or row.want != "running":
+    if row.start_position is not None or row.desired_state != "running":
         return row
     source = build_source()
     try:
@@ -214,7 +214,7 @@ def find_work(
     lease = store.leases.get(loaded.name)
     if lease is not None and lease.run_id is not None and lease.active_at(now):
         return NoWork(f"run {lease.run_id[:8]} is working on it")
-    if pipeline.want == "stopped":
+    if pipeline.desired_state == "stopped":
         return NoWork("stopped")
     work = (
         _left_open(store, loaded.name)
@@ -390,7 +390,7 @@ def sensing_behind(store: StateStore, loaded: LoadedPipeline) -> int:
 
 def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:
     """Return why nothing is captured now, None when it is."""
-    if pipeline.want == "paused":
+    if pipeline.desired_state == "paused":
         return ", every sink has what was captured"
     if pipeline.capture_pause is not None and _lacking(store, pipeline):
         return f": {pipeline.capture_pause}"

@@ -95,7 +95,7 @@ class Redriver:
         self._due, self._seen, self._looked_at = False, None, -LOOK_SECONDS
         if not chunk:
             return checkpoint, 0
-        encoded = self._encoder.prepare_rows(_numbered(changes))
+        encoded = self._encoder.encode_rows(_numbered(changes))
         batches = list(encoded.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
         refused = {refusal.ordinal: refusal for batch in batches for refusal in batch.refused}
         batches = [replace(batch, refused=()) for batch in batches if batch.messages.num_rows]

@@ -458,8 +458,8 @@ def _earliest(left: float | None, right: float | None) -> float | None:
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
-    capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
-    other_problems = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    capture = list(_capture(store, row, spec, lease, now)) if row.desired_state == "running" else []
+    other_problems = [] if row.desired_state == "stopped" else list(_delivery(store, row, spec))
     for problem in _dagster(store, row, now):
         (capture if problem.severity == "error" else other_problems).append(problem)
     failed = any(problem.severity == "error" for problem in capture)
@@ -474,7 +474,11 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
         _merged([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
     )
     return Health(
-        "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
+        "failed" if failed else row.desired_state,
+        tuple(problems),
+        _seen_at(row, lease, now),
+        log,
+        early,
     )
 
 
@@ -590,7 +594,7 @@ def _journal(
 def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[HealthProblem]:
     """Yield problems of Dagster: runs it could not start, and a retention that does not run."""
     for launch in store.pipelines.launches(row.name):
-        if row.want == "running" or launch.level == "warning":
+        if row.desired_state == "running" or launch.level == "warning":
             yield HealthProblem(launch.subject, launch.level, launch.text, since=launch.since)
     awaited = store.pipelines.since(row.name, RETENTION)
     if awaited is not None and now - awaited > _RETENTION_SECONDS:

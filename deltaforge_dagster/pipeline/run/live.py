@@ -109,7 +109,7 @@ class LiveRun:
         self._options = options
         self._observer = options.observer
         self._asked_to_end: str | None = None
-        self._want: DesiredState = "running"
+        self._desired_state: DesiredState = "running"
         self._missing = False
         self._work: LeasedWork | None = None
 
@@ -138,7 +138,7 @@ class LiveRun:
 
     def _execute(self) -> RunOutcome:
         pipeline = register(self._store, self._loaded)
-        self._want = pipeline.want
+        self._desired_state = pipeline.desired_state
         run = self._loaded.spec.spec.engine.run
         lease = ActiveLease.acquire(
             self._store,
@@ -182,8 +182,8 @@ class LiveRun:
         """
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipelines.get(self._loaded.name)
-            if row is not None and row.want != self._want:
-                self.request_end(row.want)
+            if row is not None and row.desired_state != self._desired_state:
+                self.request_end(row.desired_state)
             # Holds that were released before this run began to read are in the journal, or held
             # again.
             reading = self._work is not None and self._work.reading

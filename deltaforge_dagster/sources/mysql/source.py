@@ -388,7 +388,7 @@ class MysqlSource:
             prepared=section.tables,
             until=section.end,
         )
-        stream = self._open_at(section.start, server_id(self._config.id, f"lane {reader}"))
+        stream = self._open_at(section.start, server_id(self._config.id, f"section {reader}"))
         with contextlib.closing(stream):
             for batch in self._batches(stream, decoder, section.start, limits):
                 end = None if batch.end is None else _binlog(batch.end)

@@ -60,7 +60,7 @@ pipelines = Table(
     Column("confirmed_position", Text),
     Column("next_segment", BigInteger, nullable=False),
     Column("next_range", BigInteger, nullable=False),
-    Column("want", Text, nullable=False),
+    Column("desired_state", Text, nullable=False),
     Column("probe_after", Double, nullable=False),
     Column("probe_wait", Double, nullable=False),
     Column("capture_pause", Text),

@@ -227,7 +227,7 @@ def upgrade() -> None:
         sa.Column("confirmed_position", sa.Text),
         sa.Column("next_segment", sa.BigInteger, nullable=False),
         sa.Column("next_range", sa.BigInteger, nullable=False),
-        sa.Column("want", sa.Text, nullable=False),
+        sa.Column("desired_state", sa.Text, nullable=False),
         sa.Column("probe_after", sa.Double, nullable=False),
         sa.Column("probe_wait", sa.Double, nullable=False),
         sa.Column("capture_pause", sa.Text),
