@@ -193,8 +193,9 @@ def _reported(newest: dg.EventLogRecord, commits: Sequence[StoredWrite]) -> int:
     These are there if a publisher was killed between the event and its mark.
     """
     event = newest.asset_materialization
-    versions = [_data_version(commit) for commit in commits]
-    return versions.index(event.tags) + 1 if event is not None and event.tags in versions else 0
+    version = None if event is None else event.tags
+    covered = (n for n, commit in enumerate(commits, 1) if _data_version(commit) == version)
+    return next(covered, 0)
 
 
 def _joined(commits: Sequence[StoredWrite]) -> StoredWrite:

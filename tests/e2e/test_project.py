@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -150,7 +151,7 @@ def test_dagster_dev_in_a_project(dsn: str, deploy: Callable[..., Deployment]) -
     eventually(lambda: delivered(lines) == [1], seconds=600, what="the row")
     for key in (CHANGES, LINES):
         eventually(
-            lambda key=key: deployment.instance.get_latest_materialization_event(key),
+            partial(deployment.instance.get_latest_materialization_event, key),
             seconds=600,
             what=f"the range of {key.to_user_string()}",
         )

@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from deltaforge_dagster.assets.names import job_name, snapshot_job_name
+from deltaforge_dagster.assets.names import SharedNames, job_name, snapshot_job_name
 from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import MASK
@@ -32,7 +32,6 @@ from deltaforge_dagster.pipeline.control.spec_changes import (
 from deltaforge_dagster.pipeline.control.specs import CodeParts, code_parts, kept_form, noted_spec
 from deltaforge_dagster.pipeline.health.preflight import sink_destinations
 from deltaforge_dagster.resources.platform import existing_store
-from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.store import StateStore
@@ -224,7 +223,8 @@ def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
         "sensors": [
             sensor.name
             for sensor in repository.sensor_defs
-            if sensor.name == ALERTS or any(target.job_name in jobs for target in sensor.targets)
+            if sensor.name == SharedNames().alerts
+            or any(target.job_name in jobs for target in sensor.targets)
         ],
         "schedules": [
             f"{schedule.name} ({schedule.cron_schedule})"

@@ -388,7 +388,11 @@ def _expanded(value: Any, path: DocumentPath, unset: dict[str, DocumentPath]) ->
         return tuple(_expanded(child, (*path, n), unset) for n, child in enumerate(value))
     if not isinstance(value, str):
         return value
-    return expand_templates(value, os.environ, lambda name: unset.setdefault(name, path))
+
+    def missing(name: str) -> None:
+        unset.setdefault(name, path)
+
+    return expand_templates(value, os.environ, missing)
 
 
 def _read(file: _PipelineFile, text: str) -> _PipelineFile:

@@ -188,7 +188,7 @@ class TableDelivery:
             self.close()
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink fails, or tables are suspended while the others have everything."""
+        """Whether the sink fails, or tables are suspended while the others have everything."""
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):
             return self._skips.looked_up_to == captured
@@ -336,7 +336,7 @@ class TableDelivery:
             self._retried.discard(table.destination)
 
     def _is_abandoned(self, table: SuspendedTable, segments: Sequence[SegmentRow]) -> bool:
-        """Return whether no rows go to a suspended table any more: the sink's `table` has changed."""
+        """Return whether no rows go to a suspended table now: the sink's `table` has changed."""
         last_writes = self._recorder.last_writes()
         answer = is_abandoned(table, self._stager.destinations(), last_writes)
         if answer is None and table.planned_to is not None and segments:

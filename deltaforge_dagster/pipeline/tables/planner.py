@@ -456,7 +456,7 @@ def tables_in_place_of(
     suspended: Collection[Destination],
     last_writes: LastWrites,
 ) -> Sequence[TableName]:
-    """Return the tables of the source whose new destinations may lack what a suspended table lacked.
+    """Return the source's tables whose new destinations may lack what a suspended table lacked.
 
     These are the tables of which the sink has written nothing yet, or if there are none, the one
     whose rows the suspended table had; without those whose destinations are suspended themselves.

@@ -273,7 +273,9 @@ class TableRecorder:
         columns: Sequence[tuple[str, str]],
         commits: TableCommits,
     ) -> None:
-        """Record that a suspended table is empty; it is still suspended if the front has moved on meanwhile.
+        """Record that a suspended table is empty.
+
+        It is still suspended if the front has moved on meanwhile.
 
         Args:
             table: The table.
@@ -414,7 +416,7 @@ def _suspended_table(
 def _failing(
     suspended: Mapping[Destination, SuspendedTable],
 ) -> Mapping[Destination, SuspendedTable]:
-    """Return the suspended tables without those that only wait to be recreated, which is no failure."""
+    """Return the suspended tables that fail: not those that only wait to be recreated."""
     return {
         name: table for name, table in suspended.items() if table.failures or not table.recreate
     }

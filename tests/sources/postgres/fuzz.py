@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
@@ -148,7 +149,7 @@ def update(chance: random.Random, message: bytes) -> bytes:
 
 def decode(chance: random.Random, recorded: Recorded, content: bytes) -> DeltaforgeError | None:
     """Decode in pieces, and check what comes out."""
-    unchanged_toast = chance.choice([MARK, OMIT, Odd(chance)])
+    unchanged_toast: UnchangedToast = chance.choice([MARK, OMIT, Odd(chance)])
     context = PostgresTableContext(
         "fuzz",
         Registry(),
