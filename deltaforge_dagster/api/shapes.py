@@ -368,7 +368,7 @@ def _checkpoint(row: CheckpointRow, now: float) -> SinkCheckpoint:
 def _uptime(context: ApiContext, name: str, now: float) -> float | None:
     """Return the uptime of the run that holds the lease, since the start that Dagster recorded."""
     lease = context.store.leases.get(name)
-    if lease is None or lease.run_id is None or not lease.held_at(now):
+    if lease is None or lease.run_id is None or not lease.active_at(now):
         return None
     record = context.instance.get_run_record_by_id(lease.run_id)
     if record is None or record.start_time is None:

@@ -122,7 +122,7 @@ class SnapshotBeside:
             return True
         store, name = self._run_context.store, self._loaded.name
         row = store.pipelines.get(name)
-        paused = row is None or row.capture_pause is not None or row.want != "running"
+        paused = row is None or row.capture_pause is not None or row.desired_state != "running"
         return not paused and self.error is None and chunks_read(store, name) is not None
 
     def end(self) -> None:
@@ -166,7 +166,7 @@ class SnapshotBeside:
         """
         while True:
             row = store.pipelines.get(self._loaded.name)
-            if row is not None and row.want != "running":
+            if row is not None and row.desired_state != "running":
                 return None
             if row is not None and row.start_position is not None:
                 return row
@@ -201,7 +201,7 @@ class ChunksShown:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
         self._life.show()
         chunks = sum(table.chunks for table in progress.values())
-        read = sum(table.read + table.spliced for table in progress.values())
+        read = sum(table.read + table.complete for table in progress.values())
         if (chunks, read) == (self._chunks, self._read):
             return
         self._chunks, self._read = chunks, read

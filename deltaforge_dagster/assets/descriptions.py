@@ -30,7 +30,7 @@ from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.specs import CodeParts
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
-from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.table_commits import TableWrite
 
 
 def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:

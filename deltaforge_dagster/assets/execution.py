@@ -87,7 +87,7 @@ def _run_live(
     finally:
         if beside is not None:
             beside.end()
-    if not outcome.held:
+    if not outcome.had_lease:
         context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
         return
     _report(context, loaded, outcome)

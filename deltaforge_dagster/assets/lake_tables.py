@@ -29,9 +29,9 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import MASK, ColumnRules
-from deltaforge_dagster.state.lake_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.tables import TableSchema
 
 _DATA_VERSION = "dagster/data_version"
@@ -90,7 +90,7 @@ def publish_writes(
     The event is written first, then the write is marked as published; if the event is already
     there, only the mark is written.
     """
-    writes = store.lake_commits.unpublished(loaded.name)
+    writes = store.table_commits.unpublished(loaded.name)
     histories = (
         {history.name: history for history in store.schemas.histories(loaded.name)}
         if writes
@@ -103,7 +103,7 @@ def publish_writes(
         if not _is_recorded(instance, event):
             emit(event)
             written += 1
-        store.lake_commits.mark_published(loaded.name, stored)
+        store.table_commits.mark_published(loaded.name, stored)
     for sink, maintenance in maintained_sinks(loaded).items():
         key = maintenance_key(loaded.name, sink)
         if any(

@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
-from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.table_commits import StoredWrite
 
 if TYPE_CHECKING:  # code servers load this module, but not what writes tables
     from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable, TableCondition

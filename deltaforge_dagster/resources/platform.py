@@ -24,8 +24,8 @@ from deltaforge_dagster.pipeline.run.live import interrupted_afterwards
 from deltaforge_dagster.sinks.registry import ObjectSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types
-from deltaforge_dagster.state.lake_commits import StoredWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import StoredWrite
 
 UNREADABLE = "pipelines-of-the-state-store"
 """Name of the placeholder for the pipelines in the state store while it cannot be read."""
@@ -153,5 +153,5 @@ def lake_tables(
     if tables:
         with suppress(DeltaforgeError), existing_store(settings) as store:
             if store is not None:
-                tables |= {name: store.lake_commits.tables(name) for name in pipelines}
+                tables |= {name: store.table_commits.tables(name) for name in pipelines}
     return tables

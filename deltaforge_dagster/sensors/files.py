@@ -28,7 +28,7 @@ from deltaforge_dagster.sensors.every_tick import NOT_WELL, TickCache, red
 from deltaforge_dagster.sensors.history import forget_assets
 from deltaforge_dagster.sensors.launches import LaunchWatch
 from deltaforge_dagster.sensors.report import report_health
-from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.table_commits import StoredWrite
 
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
@@ -68,7 +68,7 @@ def build_files_sensor(
             with cache.lend(context) as (instance, opened):
                 installed = files.installed(opened.store)
                 launches.look(instance, opened.store, [pipeline.name for pipeline in installed])
-                written = {name: opened.store.lake_commits.tables(name) for name in tables}
+                written = {name: opened.store.table_commits.tables(name) for name in tables}
                 for pipeline in installed:
                     if isinstance(pipeline, BrokenPipeline):
                         note_broken(opened.store, pipeline.name)

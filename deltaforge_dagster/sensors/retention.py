@@ -145,7 +145,7 @@ def _delete_history(
     keys.append(health_key(loaded.name))
     keys += [
         lake_table_key(loaded.name, stored.sink, stored.write.source)
-        for stored in store.lake_commits.tables(loaded.name)
+        for stored in store.table_commits.tables(loaded.name)
     ]
     return runs, forget_events(instance, keys, partition_key(first), oldest)
 

@@ -90,7 +90,7 @@ class SinkPosition:
 
     Attributes:
         uid: Uid of the pipeline; it changes whenever its journal starts from scratch.
-        lineage: Incarnation of the checkpoint under which the message was sent; a position of
+        incarnation: Incarnation of the checkpoint under which the message was sent; a position of
             another incarnation does not count (`state.records.CheckpointRow`).
         segment: Number of the last message's segment.
         segment_id: Random id of that segment; in another state store, the same number may denote a
@@ -106,7 +106,7 @@ class SinkPosition:
     """
 
     uid: str
-    lineage: str
+    incarnation: str
     segment: int
     segment_id: str
     ordinal: int
@@ -145,7 +145,7 @@ class Origin:
     Attributes:
         pipeline: Name of the pipeline.
         uid: See `SinkPosition`.
-        lineage: See `SinkPosition`.
+        incarnation: See `SinkPosition`.
         source: See `SinkPosition`.
         start: Position at which the segment starts, JSON text.
         end: Position at which the segment ends, JSON text.
@@ -157,7 +157,7 @@ class Origin:
 
     pipeline: str
     uid: str
-    lineage: str
+    incarnation: str
     source: str
     start: str
     end: str
@@ -217,7 +217,7 @@ class SinkBatch:
         event_id = self.messages.column("event_id")[row].as_py()
         return SinkPosition(
             uid=self.origin.uid,
-            lineage=self.origin.lineage,
+            incarnation=self.origin.incarnation,
             segment=self.segment,
             segment_id=self.segment_id,
             ordinal=ordinal,

@@ -37,7 +37,7 @@ class Use:
         self._lock = threading.RLock()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Use the sink exclusively; if it was closed meanwhile, release its connections on exit."""
         with self._lock:
             try:

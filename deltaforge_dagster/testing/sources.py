@@ -102,7 +102,7 @@ class Versions:
         self.definitions: list[tuple[Position, dict[str, str | None]]] = []
         self.alterations: list[tuple[TableSchema, ColumnChanges, Position]] = []
         self.fates: list[tuple[str, TableFate]] = []
-        self.holds: dict[str, str] = {}
+        self.on_hold: dict[str, str] = {}
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Assign the next number to a version; every call counts as a new version."""
@@ -129,9 +129,9 @@ class Versions:
                 merged |= definitions
         return {table: text for table, text in merged.items() if text is not None}
 
-    def held(self) -> dict[str, str]:
-        """Return the tables that are held."""
-        return self.holds
+    def holds(self) -> dict[str, str]:
+        """Return the tables that are on hold."""
+        return self.on_hold
 
 
 @dataclass

@@ -44,7 +44,7 @@ def desired(api: Api, name: str) -> str:
     """Return the desired state of a pipeline."""
     row = api.store.pipelines.get(name)
     assert row is not None
-    return row.want
+    return row.desired_state
 
 
 def refused(api: Api, method: str, path: str, json: Any = None) -> tuple[int, str]:

@@ -18,9 +18,9 @@ from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.state.lake_commits import TableFigures, TableWrite
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableFigures, TableWrite
 from tests.state.make import NAME, held, position, table
 
 SINK = "lake"
@@ -37,14 +37,14 @@ def commit(store: StateStore, lease: Lease, to: int, *names: str) -> None:
     changed = store.now() - 60
     with store.fenced(lease) as writer:
         if to == 1:
-            writer.lake_commits.restart(SINK, 0)
+            writer.table_commits.restart(SINK, 0)
         writes = [
             TableWrite(
                 ("public", one), ("raw", one), columns, 5, position(to), changed, figures=FIGURES
             )
             for one in names
         ]
-        writer.lake_commits.advance(SINK, to, (), writes)
+        writer.table_commits.advance(SINK, to, (), writes)
 
 
 def publish(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> int:
@@ -145,7 +145,7 @@ def test_an_event_without_its_mark_is_not_written_again(
 
     assert publish(instance, sqlite_store, loaded) == 1
     assert len(events(instance)) == 2
-    assert sqlite_store.lake_commits.unpublished(NAME) == []
+    assert sqlite_store.table_commits.unpublished(NAME) == []
 
 
 def test_a_run_reports_them(
@@ -203,7 +203,7 @@ def test_other_assets_follow_a_table(
             commit(store, lease, 2, "orders")
         if step == 3:  # which is no new data
             made = MaintainedTable(("raw", "orders"), compacted=True)
-            stored = store.lake_commits.tables(NAME)[-1]
+            stored = store.table_commits.tables(NAME)[-1]
             instance.report_runless_asset_event(observation(NAME, stored, made))
         elif step:
             publish(instance, store, loaded)
@@ -234,8 +234,8 @@ def test_a_table_that_two_sinks_keep_is_one_of_the_source(tmp_path: Path) -> Non
         lease = held(store, "source", "pg")
         with store.fenced(lease) as writer:
             for one in ("source", "pg"):
-                writer.lake_commits.restart(one, 0)
-                writer.lake_commits.advance(one, 1, (), [write])
+                writer.table_commits.restart(one, 0)
+                writer.table_commits.advance(one, 1, (), [write])
 
     graph = build_definitions(settings).resolve_asset_graph()
 

@@ -25,8 +25,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.sensors.retention import _forget
 from deltaforge_dagster.state.database import tables
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.state.make import NAME, capture, deliver, expire, held, position
 
 logger = logging.getLogger(__name__)
@@ -91,10 +91,10 @@ def a_day(
     deliver(store, lease, "redis", (day + 1) * ranges)
     with store.fenced(lease) as writer:
         if day == 0:
-            writer.lake_commits.restart("redis", 0)
+            writer.table_commits.restart("redis", 0)
         for number in range(day * ranges + 1, (day + 1) * ranges + 1):
             written = TableWrite(("a", "b"), ("a", "b"), (), 1, position(number), 0.0)
-            writer.lake_commits.advance("redis", number, (), [written])
+            writer.table_commits.advance("redis", number, (), [written])
     expire(store)
     emit = instance.report_runless_asset_event
     publish(instance, store, NAME, emit, opened.journal)

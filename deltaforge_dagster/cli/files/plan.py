@@ -25,8 +25,8 @@ from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.secret_changes import changed_secrets, described
 from deltaforge_dagster.pipeline.control.spec_changes import (
     NEXT_RUN,
+    PipelineStatus,
     SpecChange,
-    Standing,
     snapshot_due,
     spec_changes,
 )
@@ -87,8 +87,8 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     noted = noted_spec(store, loaded.name, before)
     if noted is None:
         return {"known": "another, of a version that kept no specs", **nothing}
-    standing = Standing(row, store.checkpoints.read(loaded.name))
-    changes = spec_changes(noted.content, kept_form(loaded.spec), standing)
+    status = PipelineStatus(row, store.checkpoints.read(loaded.name))
+    changes = spec_changes(noted.content, kept_form(loaded.spec), status)
     seen = tuple(change.path for change in changes)
     changes += [
         SpecChange(path, "changed", MASK, MASK, f"{described(path)} changed; {NEXT_RUN}")
@@ -123,7 +123,7 @@ def _live_run(store: StateStore, pipeline: str) -> _LiveRun | None:
     """Return the run that holds the lease and has begun a range, None if there is none."""
     lease = store.leases.get(pipeline)
     opened = store.ranges.read(pipeline, state="open", newest_first=True, limit=1)
-    if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
+    if lease is None or lease.run_id is None or not opened or not lease.active_at(store.now()):
         return None
     # A range that a dead run left open has the dead run's epoch.
     return _LiveRun(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None

@@ -82,7 +82,7 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON values; times are seconds since 1970."""
         row, newest, lease = self.pipeline, self.newest, self.lease
-        held = lease is not None and lease.held_at(self.now)
+        active = lease is not None and lease.active_at(self.now)
         return {
             "name": row.name,
             **_health_json(self.health),
@@ -102,7 +102,7 @@ class Overview:
                 "opened_at": newest.opened_at,
                 "closed_at": newest.closed_at,
             },
-            "run_id": lease.run_id if lease is not None and held else None,
+            "run_id": lease.run_id if lease is not None and active else None,
             "sinks": [self._sink(sink) for sink in self.sinks],
             "unsensed_segments": self.unsensed,
             "holds": [asdict(hold) for hold in self.holds],

@@ -214,7 +214,7 @@ class _Bars:
             self._progress.update(
                 self._tables[table],
                 total=counts.chunks,
-                completed=counts.read + counts.spliced,
+                completed=counts.read + counts.complete,
                 rows=pluralize(counts.rows, "row"),
                 waiting=waiting,
             )
@@ -245,7 +245,7 @@ def _print(
     for heading in ("table", "chunks", "to read", "waiting", "in the journal", "rows"):
         table.add_column(heading, justify="left" if heading == "table" else "right")
     for name, counts in progress.items():
-        numbers = (counts.chunks, counts.planned, counts.read, counts.spliced, counts.rows)
+        numbers = (counts.chunks, counts.planned, counts.read, counts.complete, counts.rows)
         table.add_row(name, *(f"{number:,}" for number in numbers))
     print_answer(table)
 

@@ -43,7 +43,7 @@ from deltaforge_dagster.sources.base import (
 )
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.metrics import Tally, panic
-from deltaforge_dagster.state.records import HeldPart, HoldRow, PipelineRow, Trigger
+from deltaforge_dagster.state.records import HoldPart, HoldRow, PipelineRow, Trigger
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 
 if TYPE_CHECKING:  # Spark takes a second to import
@@ -64,8 +64,8 @@ class CaptureOptions:
         limits: When a segment ends.
         source_id: Id of the source.
         tenant: The tenant under which versions of tables are registered.
-        pauses_tables: Whether the rows of a new version of a table are held until somebody approves
-            it.
+        pauses_tables: Whether the rows of a new version of a table are on hold until somebody
+            approves it.
         paused: Whether nothing may be read at first, because the journal is full.
     """
 
@@ -320,7 +320,7 @@ class Capture:
                     if self._stop.is_set():
                         break
                     for part in self._approval.accept(batch):
-                        self._unwritten |= part.rows is not None or bool(part.held)
+                        self._unwritten |= part.rows is not None or bool(part.parked)
                         cutter.accept(part)
                     if not self._still_fails():
                         backoff.reset()
@@ -398,14 +398,14 @@ class Capture:
         cutter: SegmentCutter,
     ) -> None:
         received_at = time.time() - cutter.age
-        held = [hold.close() for hold in holds]
-        if held:
-            failpoint("held-file-written")
+        parked = [hold.close() for hold in holds]
+        if parked:
+            failpoint("parked-file-written")
         if writer is not None:
-            self._add_segment(writer, end, held, received_at=received_at, trigger=cutter.trigger)
+            self._add_segment(writer, end, parked, received_at=received_at, trigger=cutter.trigger)
             return
-        self._holds.keep(held, end)
-        failpoint("held-row-written")
+        self._holds.keep(parked, end)
+        failpoint("parked-row-written")
         self._moved_to(end)
 
     def _moved_to(self, end: Position) -> None:
@@ -424,7 +424,7 @@ class Capture:
             self._approval,
             start,
             open_writer=self._open_writer,
-            seal=lambda writer, hold, held: self._add_segment(writer, start, held, hold),
+            seal=lambda writer, hold, parked: self._add_segment(writer, start, parked, hold),
         )
 
     def _take_over_chunks(self, cutter: SegmentCutter) -> None:
@@ -449,7 +449,7 @@ class Capture:
         self,
         writer: SegmentWriter,
         end: Position,
-        held: Sequence[HeldPart] = (),
+        parked: Sequence[HoldPart] = (),
         released: HoldRow | None = None,
         *,
         received_at: float | None = None,
@@ -459,7 +459,7 @@ class Capture:
         written = writer.close()
         if self._backlog is not None and released is None:
             self._backlog.sealed(written.rows, writer.bytes, awaited=awaited)
-        self._add_written(written, end, held, released, received_at=received_at, trigger=trigger)
+        self._add_written(written, end, parked, released, received_at=received_at, trigger=trigger)
 
     def _add_section(self, written: WrittenSegment, end: Position) -> bool:
         """Add a segment that a task has written; return whether a sink waited for it."""
@@ -471,7 +471,7 @@ class Capture:
         self,
         written: WrittenSegment,
         end: Position,
-        held: Sequence[HeldPart] = (),
+        parked: Sequence[HoldPart] = (),
         released: HoldRow | None = None,
         chunks: Sequence[tuple[ChunkRow, int]] = (),
         *,
@@ -486,7 +486,7 @@ class Capture:
             written,
             self._position,
             end,
-            held=held,
+            parked=parked,
             released=released,
             chunks=chunks,
             received_at=received_at,

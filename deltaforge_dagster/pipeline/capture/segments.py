@@ -5,8 +5,9 @@ transaction that is still open wait in memory until its commit arrives, so that 
 transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
 begin a segment of their own, written row group by row group, and memory stays bounded.
 
-Held events (`sources.base.HeldEvent`) are written to files of their own, which end together with
-the segment, at the same position. If only held events arrive, these files end without a segment.
+Parked events (`sources.base.ParkedEvent`) are written to files of their own, which end together
+with the segment, at the same position. If only parked events arrive, these files end without a
+segment.
 
 A range is opened with its first segment and closed once, at its limits. The capture thread adds
 segments, and the main thread of the run closes a range that is due while nothing arrives. Both hold
@@ -30,11 +31,11 @@ from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.capture.holds import kind_of
 from deltaforge_dagster.pipeline.control.unread_log import ReadAhead
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
 from deltaforge_dagster.state.metrics import Tally
-from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, Trigger
+from deltaforge_dagster.state.records import HoldPart, HoldRow, NewSegment, Trigger
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.store import FencedWriter, StateStore
 
@@ -50,9 +51,9 @@ class SegmentCutter:
     Args:
         limits: `engine.segment` of the pipeline file.
         open_writer: Makes the writer of the next segment.
-        seal: Makes a segment (None if there were only held events) and the files of held events
+        seal: Makes a segment (None if there were only parked events) and the files of parked events
             durable; all of them end at the given position.
-        open_hold: Opens a file for held events of one table, all of which come after the given
+        open_hold: Opens a file for parked events of one table, all of which come after the given
             position.
         start: Where the stream begins.
         segment_wanted: Whether the segment would be delivered or encoded as soon as it is captured,
@@ -73,7 +74,7 @@ class SegmentCutter:
         seal: Callable[[SegmentWriter | None, Sequence[Hold], Position], None],
         segment_wanted: Callable[[], bool],
         *,
-        open_hold: Callable[[HeldEvent, Position], Hold],
+        open_hold: Callable[[ParkedEvent, Position], Hold],
         start: Position,
     ) -> None:
         self.passed: Position | None = None
@@ -86,7 +87,7 @@ class SegmentCutter:
         self._open_hold = open_hold
         self._reached = start
         self._holds: dict[tuple[str, str], Hold] = {}
-        self._waiting_held: list[HeldEvent] = []
+        self._waiting_parked: list[ParkedEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
         self._last_end = -math.inf
@@ -108,10 +109,10 @@ class SegmentCutter:
             if batch.end is None:
                 self._open_rows += batch.rows.num_rows
                 self._open_since = self._open_since or time.time()
-        if batch.held:
+        if batch.parked:
             self.passed = None
-            self._waiting_held += batch.held
-            self._waiting_bytes += sum(len(event.data) for event in batch.held)
+            self._waiting_parked += batch.parked
+            self._waiting_bytes += sum(len(event.data) for event in batch.parked)
         if batch.end is not None:
             self._write_waiting()
             self._open_rows, self._open_since = 0, None
@@ -142,7 +143,7 @@ class SegmentCutter:
     def in_transaction(self) -> bool:
         """Whether changes were accepted whose commit has not been read."""
         open_ones = self._writer is not None or bool(self._holds)
-        return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
+        return bool(self._waiting or self._waiting_parked) or (open_ones and self._end is None)
 
     def cut(self, trigger: Trigger = "shutdown") -> None:
         """End the segment after the complete transactions written so far, if there are any."""
@@ -165,7 +166,7 @@ class SegmentCutter:
         self._holds.clear()
 
     def _write_waiting(self) -> None:
-        if not self._waiting and not self._waiting_held:
+        if not self._waiting and not self._waiting_parked:
             return
         if self._writer is None and not self._holds:
             self._began = time.monotonic()
@@ -174,13 +175,13 @@ class SegmentCutter:
         for rows in self._waiting:
             assert self._writer is not None
             self._writer.write(rows)
-        for event in self._waiting_held:
+        for event in self._waiting_parked:
             hold = kind_of(event), event.table
             if hold not in self._holds:
                 self._holds[hold] = self._open_hold(event, self._reached)
             self._holds[hold].write(event)
         self._waiting.clear()
-        self._waiting_held.clear()
+        self._waiting_parked.clear()
         self._waiting_bytes = 0
         self._end = None
 
@@ -201,18 +202,18 @@ class SegmentCutter:
 
 
 class Hold(Protocol):
-    """A file of held events being written."""
+    """A file of parked events being written."""
 
     @property
     def size(self) -> int:
         """Bytes of the events so far."""
         ...
 
-    def write(self, event: HeldEvent) -> None:
+    def write(self, event: ParkedEvent) -> None:
         """Append an event."""
         ...
 
-    def close(self) -> HeldPart:
+    def close(self) -> HoldPart:
         """Make the file durable, and return its row."""
         ...
 
@@ -235,7 +236,7 @@ class Ranges:
     def __init__(
         self,
         store: StateStore,
-        lease: HeldLease,
+        lease: ActiveLease,
         *,
         spec_hash: str,
         limits: RangeLimits,
@@ -264,7 +265,7 @@ class Ranges:
         start: Position,
         end: Position,
         *,
-        held: Sequence[HeldPart] = (),
+        parked: Sequence[HoldPart] = (),
         released: HoldRow | None = None,
         chunks: Sequence[tuple[ChunkRow, int]] = (),
         received_at: float | None = None,
@@ -280,7 +281,7 @@ class Ranges:
             segment: The file and its summary.
             start: The captured position before.
             end: The captured position after.
-            held: Files with held events from before `end`.
+            parked: Files with parked events from before `end`.
             released: The hold whose events the segment contains.
             chunks: The snapshot chunks that the segment contains, each with the number of its rows.
             received_at: When the first change arrived, seconds since 1970.
@@ -307,7 +308,7 @@ class Ranges:
         with self._lock:
             is_new = self._open is None
             entered = self._lease.write(
-                lambda writer: self._enter(writer, row, held, released, chunks, tally=tally)
+                lambda writer: self._enter(writer, row, parked, released, chunks, tally=tally)
             )
             failpoint("segment-row-written")
             if self._open is None:
@@ -339,7 +340,7 @@ class Ranges:
         self,
         writer: FencedWriter,
         row: NewSegment,
-        held: Sequence[HeldPart],
+        parked: Sequence[HoldPart],
         released: HoldRow | None,
         chunks: Sequence[tuple[ChunkRow, int]],
         *,
@@ -350,7 +351,7 @@ class Ranges:
             number = writer.ranges.open(row.start_position, self._spec_hash, row.segment)
         else:
             number = self._open.number
-        writer.segments.add(row, number, held=held, released=released, tally=tally)
+        writer.segments.add(row, number, parked=parked, released=released, tally=tally)
         for chunk, rows in chunks:
             writer.snapshots.complete(chunk, segment=row.segment, rows=rows)
         return number

@@ -8,15 +8,15 @@ something was restored, reset or created again:
 the sink's position is                 the sink resumes
 =====================================  ==========================================================
 absent                                 after the checkpoint
-of this uid and lineage, sent last     after the checkpoint; changes in between were not for it
-of this uid and lineage, newer         after the position; the checkpoint advances
-of this uid and lineage, older         after the position: the sink has lost data, which is sent
+of this uid and incarnation, sent last     after the checkpoint; changes in between were not for it
+of this uid and incarnation, newer         after the position; the checkpoint advances
+of this uid and incarnation, older         after the position: the sink has lost data, which is sent
                                        again from the journal with a warning; *stop* if the
                                        journal no longer has it
-of this uid, of another lineage        after the checkpoint: it was reset, or later changes were
+of this uid, of another incarnation        after the checkpoint: it was reset, or later changes were
                                        delivered at least once, so the position is outdated
 of another uid, checkpoint overrules   after the checkpoint, for the same reasons
-of our lineage, but of another uid     the journal was rebuilt: after the checkpoint if the
+of our incarnation, but of another uid     the journal was rebuilt: after the checkpoint if the
                                        position is from before the journal, else as below
 otherwise                              at the *source position*: the journal was created again, or
                                        the state store was restored from a backup
@@ -27,11 +27,11 @@ until capture has reached it, and the sink resumes after it: everything before i
 arrived. If the event is not where it must be, if the journal starts after it, or if it is of
 another source, the sink stops. A change that may not have been delivered is never skipped.
 
-`lineage` is the checkpoint incarnation: a random id of the series of deliveries that a checkpoint
-belongs to. `decide`, `find_event` and `find_segment` only decide; `Resumption`, of which each
-deliverer has one, reads what they need and applies the decision. Its `begin` reads the sink's own
-position after the sink was opened; `settle` then moves the checkpoint to where the sink really is,
-at once or when capture has reached that place.
+`incarnation` is the checkpoint incarnation: a random id of the series of deliveries that a
+checkpoint belongs to. `decide`, `find_event` and `find_segment` only decide; `Resumption`, of which
+each deliverer has one, reads what they need and applies the decision. Its `begin` reads the sink's
+own position after the sink was opened; `settle` then moves the checkpoint to where the sink really
+is, at once or when capture has reached that place.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def decide(
     """
     stays = JournalPlace.of(checkpoint)
     ours = position.uid == journal.uid
-    if position.lineage != checkpoint.lineage:
+    if position.incarnation != checkpoint.incarnation:
         return stays if ours or checkpoint.overrules else _by_source(position, journal)
     if not ours:
         return stays if checkpoint.overrules else _after_rebuild(checkpoint, position, journal)
@@ -337,7 +337,7 @@ class Resumption:
         position = _position(sink, checkpoint) if sink.exactly_once else None
         if position is not None and (token := position.redriven):
             self._lease.write(lambda writer: writer.dead_letters.redriven_up_to(token))
-        kept = checkpoint.lineage is not None and not checkpoint.overrules
+        kept = checkpoint.incarnation is not None and not checkpoint.overrules
         self._vanished = sink.exactly_once and position is None and kept
         if position is not None:
             segment = self._segments.segment(position.segment)
@@ -381,13 +381,15 @@ class Resumption:
             if delivered:  # since an earlier run set the notice
                 self._lease.write(lambda writer: writer.checkpoints.set_notice(self._sink_id, None))
                 checkpoint = replace(checkpoint, notice=None)
-        if sink.exactly_once and checkpoint.lineage is None:
-            lineage = uuid.uuid4().hex
-            self._lease.write(lambda writer: writer.checkpoints.set_lineage(self._sink_id, lineage))
+        if sink.exactly_once and checkpoint.incarnation is None:
+            incarnation = uuid.uuid4().hex
+            self._lease.write(
+                lambda writer: writer.checkpoints.set_incarnation(self._sink_id, incarnation)
+            )
             segment, ordinal = NOTHING
             checkpoint = replace(
                 checkpoint,
-                lineage=lineage,
+                incarnation=incarnation,
                 overrules=True,
                 sent_segment=segment,
                 sent_ordinal=ordinal,
@@ -408,11 +410,11 @@ class Resumption:
 
     def origin(self, row: SegmentRow, checkpoint: CheckpointRow) -> Origin:
         """Return the origin of the messages of a segment, for a sink that keeps its position."""
-        assert checkpoint.lineage is not None
+        assert checkpoint.incarnation is not None
         return Origin(
             pipeline=self._pipeline,
             uid=self._uid,
-            lineage=checkpoint.lineage,
+            incarnation=checkpoint.incarnation,
             source=self._source,
             start=row.start_position,
             end=row.end_position,
@@ -430,13 +432,13 @@ class Resumption:
             attempt: Prefix of the tokens of these entries.
         """
         position = sink.position()
-        lineage = (self._uid, checkpoint.lineage)
-        if position is None or (position.uid, position.lineage) != lineage:
+        incarnation = (self._uid, checkpoint.incarnation)
+        if position is None or (position.uid, position.incarnation) != incarnation:
             position = self._position_at(checkpoint)
         return Origin(
             pipeline=self._pipeline,
             uid=self._uid,
-            lineage=position.lineage,
+            incarnation=position.incarnation,
             source=self._source,
             start=position.start,
             end=position.end,
@@ -446,13 +448,13 @@ class Resumption:
 
     def _position_at(self, checkpoint: CheckpointRow) -> SinkPosition:
         """Return the position of a sink that has everything up to its checkpoint."""
-        assert checkpoint.lineage is not None
+        assert checkpoint.incarnation is not None
         row = self._segments.segment(checkpoint.segment)
         reached = checkpoint.source_position or _reached(self._pipeline_row())
         inside = row is not None and not checkpoint.complete
         return SinkPosition(
             uid=self._uid,
-            lineage=checkpoint.lineage,
+            incarnation=checkpoint.incarnation,
             segment=checkpoint.segment,
             segment_id="" if row is None else row.segment_id,
             ordinal=checkpoint.ordinal,

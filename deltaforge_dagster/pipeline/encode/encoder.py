@@ -203,7 +203,7 @@ class Encoder:
             raise
         return encoded
 
-    def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
+    def encode_rows(self, rows: pa.Table) -> EncodedSegments:
         """Return the messages of rows in memory, numbered from 0 in `AT_HAND`.
 
         This runs no Spark job.

@@ -214,7 +214,7 @@ def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPip
 def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> bool:
     """Whether a process that can load the pipeline's file ticks for it, or runs it."""
     now, lease = store.now(), store.leases.get(row.name)
-    if lease is not None and lease.held_at(now):
+    if lease is not None and lease.active_at(now):
         return True
     if row.ticked_at is None or _noted_broken(store, row.name, row) is not None:
         return False
@@ -458,8 +458,8 @@ def _earliest(left: float | None, right: float | None) -> float | None:
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
-    capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
-    other_problems = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    capture = list(_capture(store, row, spec, lease, now)) if row.desired_state == "running" else []
+    other_problems = [] if row.desired_state == "stopped" else list(_delivery(store, row, spec))
     for problem in _dagster(store, row, now):
         (capture if problem.severity == "error" else other_problems).append(problem)
     failed = any(problem.severity == "error" for problem in capture)
@@ -474,7 +474,11 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
         _merged([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
     )
     return Health(
-        "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
+        "failed" if failed else row.desired_state,
+        tuple(problems),
+        _seen_at(row, lease, now),
+        log,
+        early,
     )
 
 
@@ -590,7 +594,7 @@ def _journal(
 def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[HealthProblem]:
     """Yield problems of Dagster: runs it could not start, and a retention that does not run."""
     for launch in store.pipelines.launches(row.name):
-        if row.want == "running" or launch.level == "warning":
+        if row.desired_state == "running" or launch.level == "warning":
             yield HealthProblem(launch.subject, launch.level, launch.text, since=launch.since)
     awaited = store.pipelines.since(row.name, RETENTION)
     if awaited is not None and now - awaited > _RETENTION_SECONDS:
@@ -626,7 +630,7 @@ def _patience(spec: PipelineSpec | None) -> float:
 
 
 def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | None:
-    if lease is not None and lease.held_at(now):
+    if lease is not None and lease.active_at(now):
         return now
     return max(
         (time for time in (row.ticked_at, row.source_seen_at) if time is not None), default=None
@@ -670,7 +674,7 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
     The column was added or got another type, and the log does not contain the values of existing
     rows.
     """
-    lacking = [stored for stored in store.lake_commits.tables(pipeline) if stored.write.lacking]
+    lacking = [stored for stored in store.table_commits.tables(pipeline) if stored.write.lacking]
     histories = (
         {history.name: history for history in store.schemas.histories(pipeline)} if lacking else {}
     )

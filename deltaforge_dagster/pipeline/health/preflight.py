@@ -27,8 +27,8 @@ from deltaforge_dagster.sinks.tables.writer import PREFIX
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import parse_position, source_types
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 
 _OBJECT_STORAGE = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "r2"}
@@ -157,7 +157,7 @@ def _scheme(url: str) -> str:
 
 def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
     kinds = {block.config.id: sink_types()[block.type] for block in loaded.spec.spec.sinks}
-    for stored in store.lake_commits.tables(loaded.name):
+    for stored in store.table_commits.tables(loaded.name):
         kind, write = kinds.get(stored.sink), stored.write
         if not isinstance(kind, LakeSinkType) or not kind.had_int96 or write.int64_timestamps:
             continue

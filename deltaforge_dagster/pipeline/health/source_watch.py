@@ -54,7 +54,7 @@ def inspect_source(
     row = store.pipelines.get(loaded.name)
     if row is None or row.start_position is None:
         return None
-    if row.want != "running":
+    if row.desired_state != "running":
         with suppress(DeltaforgeError), closing(build_source()) as source:
             note_unread_log(store, loaded.name, source)
         return None

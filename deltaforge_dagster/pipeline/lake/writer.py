@@ -66,7 +66,7 @@ from deltaforge_dagster.sinks.lake.statements import (
 )
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.writer import FoldTime, TableOwner, WrittenTable, check_names
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from deltaforge_dagster.pipeline.spark_client import SparkSession

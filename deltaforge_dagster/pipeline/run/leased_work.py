@@ -148,7 +148,7 @@ class LeasedWork:
         ended = "lease lost"
         try:
             self._deliverers.poll()
-            if pipeline.want == "running":
+            if pipeline.desired_state == "running":
                 self._pressure.check(0)
                 self._capture = self._start_capture(pipeline, ranges)
                 self._warm_start = WarmStart(
@@ -189,7 +189,7 @@ class LeasedWork:
         Raises:
             DeltaforgeError: The source cannot be used; this is recorded as if a tick had found it.
         """
-        if pipeline.want != "running":
+        if pipeline.desired_state != "running":
             return pipeline, None
         if pipeline.start_position is not None and not self._options.until_caught_up:
             return pipeline, None

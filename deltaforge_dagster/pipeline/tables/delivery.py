@@ -8,28 +8,28 @@ only catches up. The steps of a commit:
 2. Spark's tasks write the changes to files, by table (`stage`);
 3. the files are added to one table after the other (`writer`), to each atomically and with a mark
    of the commit, so that a table recognizes a commit that it already has;
-4. the front and the checkpoint move (`state.lake_commits`).
+4. the front and the checkpoint move (`state.table_commits`).
 
 A planned commit that was not finished, because the run was killed or something failed, is repeated
-with exactly the same segments. A table that cannot be written is *held*, while the other tables go
-on: it is tried again after a while, first with the commit that failed, then with the segments after
-it, until it has reached the front. Meanwhile the checkpoint stays before the first segment that a
-held table lacks.
+with exactly the same segments. A table that cannot be written is *suspended*, while the other
+tables go on: it is tried again after a while, first with the commit that failed, then with the
+segments after it, until it has reached the front. Meanwhile the checkpoint stays before the first
+segment that a suspended table lacks.
 
 With pending changes, a commit is not applied to a table but kept beside it, unless the commit is
 large or has steps of another kind than `rows`. The state store records first that the commit goes
 beside the table. Pending changes are folded into the table (`writer`) when there are many or they
 are old: with a commit, or between commits.
 
-A table that is to be loaded again (a *resync*) is held at the front while no commit is planned, and
-in the same transaction a snapshot for this sink is requested. Then the table is recreated, without
-rows and without pending changes, and is no longer held: commits bring the changes after the front
-and the snapshot's rows, as for a new sink. The other tables are not affected. A fold that was
-interrupted need not be finished: it would have moved rows that recreating removes from both the
-table and its pending changes.
+A table that is to be loaded again (a *resync*) is suspended at the front while no commit is
+planned, and in the same transaction a snapshot for this sink is requested. Then the table is
+recreated, without rows and without pending changes, and is no longer suspended: commits bring the
+changes after the front and the snapshot's rows, as for a new sink. The other tables are not
+affected. A fold that was interrupted need not be finished: it would have moved rows that recreating
+removes from both the table and its pending changes.
 
 If the sink's option `table` has changed, the new table for a table of the source lacks the rows
-that the former one has, or was to get. The new table is held until it is loaded again.
+that the former one has, or was to get. The new table is suspended until it is loaded again.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ from deltaforge_dagster.sinks.tables.writer import (
     TableWriter,
     WrittenTable,
 )
-from deltaforge_dagster.state.lake_commits import (
+from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
+from deltaforge_dagster.state.store import FencedWriter
+from deltaforge_dagster.state.table_commits import (
     TO_BE_RECREATED,
     Destination,
-    HeldTable,
-    LakeCommits,
-    LakeFront,
-    LakeResync,
     PendingTable,
     Rejection,
     StoredWrite,
+    SuspendedTable,
+    TableCommits,
+    TableFront,
+    TableResync,
     TableWrite,
 )
-from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
-from deltaforge_dagster.state.store import FencedWriter
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 
 MOST_SEGMENTS = 2000
@@ -176,9 +176,9 @@ class TableProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """A commit of the segments after `after` up to `last`: to one held table, or to all others."""
+    """A commit of the segments after `after` up to `last`: to one suspended table, or to all others."""
 
-    table: HeldTable | None
+    table: SuspendedTable | None
     after: int
     last: int
     planned: bool
@@ -248,13 +248,13 @@ class TableDelivery:
         self._by_store = by_store
         self._opened = contextlib.ExitStack()
         self._writer: CommitWriter | None = None
-        self._commits: LakeCommits | None = None
+        self._commits: TableCommits | None = None
         self._pending: list[SegmentRow] = []
         self._next: _Commit | PendingTable | None = None
-        self._begins: Sequence[LakeResync] = ()
+        self._begins: Sequence[TableResync] = ()
         self.redriving = True
         self._retry_at_once: set[Destination] | None = None if limits.until is not None else set()
-        self._held_error: TableRejected | None = None
+        self._suspended_error: TableRejected | None = None
         self._busy = self._winding_up = False
 
     def prepare(self) -> None:
@@ -271,9 +271,11 @@ class TableDelivery:
         self._begins = self._resync_begins(commits)
         self._next = None if self._begins else self._find(commits)
         self.redriving = bool(self._begins) or any(
-            table.recreate for table in commits.held.values()
+            table.recreate for table in commits.suspended.values()
         )
-        self._show_held({} if self._next or self._pending or self._begins else commits.held)
+        self._show_suspended(
+            {} if self._next or self._pending or self._begins else commits.suspended
+        )
         return bool(self._begins) or self._next is not None
 
     def deliver(self) -> None:
@@ -305,7 +307,7 @@ class TableDelivery:
             self.close()
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink fails, or tables are held while the others have everything."""
+        """Return whether the sink fails, or tables are suspended while the others have everything."""
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):
             return self._skips.looked_up_to == captured
@@ -325,7 +327,7 @@ class TableDelivery:
         self._writer = None
         self._opened.close()
 
-    def _load(self) -> LakeCommits | None:
+    def _load(self) -> TableCommits | None:
         """Return how far the tables have come; None while it is unknown what the sink has."""
         checkpoint, attempts = self.progress.checkpoint, self._thread.attempts
         if checkpoint.skip is not None:
@@ -338,19 +340,19 @@ class TableDelivery:
             if isinstance(attempts.error, AwaitsCapture):
                 attempts.error = None
             self.progress.checkpoint = checkpoint = moved
-        commits = self._store.lake_commits.read(self._pipeline, self._sink_id)
+        commits = self._store.table_commits.read(self._pipeline, self._sink_id)
         segment = checkpoint.whole_segment
         # The sink is new, or something other than a commit has set the checkpoint.
         if commits is None or commits.reached != segment:
-            self._lease.write(lambda writer: writer.lake_commits.restart(self._sink_id, segment))
-            commits = self._store.lake_commits.read(self._pipeline, self._sink_id)
+            self._lease.write(lambda writer: writer.table_commits.restart(self._sink_id, segment))
+            commits = self._store.table_commits.read(self._pipeline, self._sink_id)
         assert commits is not None
-        # With `limits.until`, this delivery was requested: held tables are tried at once.
+        # With `limits.until`, this delivery was requested: suspended tables are tried at once.
         if self._retry_at_once is None:
-            self._retry_at_once = set(commits.held)
+            self._retry_at_once = set(commits.suspended)
         return commits
 
-    def _resync_begins(self, commits: LakeCommits) -> Sequence[LakeResync]:
+    def _resync_begins(self, commits: TableCommits) -> Sequence[TableResync]:
         """Return the resyncs that were requested, have not begun, and can begin now."""
         if (
             self._winding_up
@@ -358,13 +360,13 @@ class TableDelivery:
             or commits.front.planned_to is not None
         ):
             return ()
-        resyncs = self._store.lake_commits.resyncs(self._pipeline, self._sink_id)
+        resyncs = self._store.table_commits.resyncs(self._pipeline, self._sink_id)
         wanted = [resync for resync in resyncs if not resync.begun]
         if wanted and self._store.snapshots.unfinished(self._pipeline) is not None:
             return ()
         return wanted
 
-    def _find(self, commits: LakeCommits) -> _Commit | PendingTable | None:
+    def _find(self, commits: TableCommits) -> _Commit | PendingTable | None:
         """Return the commit that is due, or the table whose pending changes are to be folded."""
         front = commits.front
         self._read_pending(front.segment)
@@ -372,7 +374,7 @@ class TableDelivery:
             return None
         if front.planned_to is not None:
             return _Commit(None, front.segment, front.planned_to, planned=True)
-        if commits.held and (table := self._table_due(commits)) is not None:
+        if commits.suspended and (table := self._table_due(commits)) is not None:
             return self._commit_of(table, front)
         if commits.pending and (overdue := self._overdue(commits)) is not None:
             return overdue
@@ -381,27 +383,29 @@ class TableDelivery:
         last = self._last(self._pending, front.ends)
         return _Commit(None, front.segment, last, planned=False)
 
-    def _table_due(self, commits: LakeCommits) -> HeldTable | None:
-        """Return the held table that is to be tried now."""
+    def _table_due(self, commits: TableCommits) -> SuspendedTable | None:
+        """Return the suspended table that is to be tried now."""
         now = self._store.now()
         asked = self._retry_at_once or set()
-        for table in sorted(commits.held.values(), key=lambda held: held.next_attempt_at):
+        for table in sorted(
+            commits.suspended.values(), key=lambda suspended: suspended.next_attempt_at
+        ):
             if table.next_attempt_at <= now or table.destination in asked:
                 return table
         return None
 
-    def _overdue(self, commits: LakeCommits) -> PendingTable | None:
+    def _overdue(self, commits: TableCommits) -> PendingTable | None:
         """Return a table whose pending changes are due to be folded between commits."""
         if self._limits.until is not None:
             return None
         now = self._store.now()
         for table in commits.pending.values():
             due = table.changes > 0 and self._limits.folds(table.changes, table.since, now)
-            if due and table.destination not in commits.held:
+            if due and table.destination not in commits.suspended:
                 return table
         return None
 
-    def _commit_of(self, table: HeldTable, front: LakeFront) -> _Commit:
+    def _commit_of(self, table: SuspendedTable, front: TableFront) -> _Commit:
         if table.recreate:
             return _Commit(table, table.segment, table.segment, planned=False)
         if table.planned_to is not None:
@@ -459,7 +463,7 @@ class TableDelivery:
         """Return the segments that have rows for this sink."""
         return [row for row in rows if row.rows and row.is_for(self._sink_id)]
 
-    def _deliver(self, commit: _Commit, commits: LakeCommits) -> None:
+    def _deliver(self, commit: _Commit, commits: TableCommits) -> None:
         rows = self._rows(commit.after, commit.last)
         if len(rows) != commit.last - commit.after:
             raise JournalDamaged(
@@ -475,16 +479,16 @@ class TableDelivery:
         if own:
             if not commit.planned:
                 self._lease.write(
-                    lambda writer: writer.lake_commits.plan(
+                    lambda writer: writer.table_commits.plan(
                         self._sink_id, commit.last, commit.destination
                     )
                 )
-            failpoint("lake-planned")
+            failpoint("table-commit-planned")
             written = self._write(own, commit, commits)
             if written is None:
                 return
             writes, rejected = written
-            failpoint("lake-committed")
+            failpoint("table-commit-complete")
         elif commit.table is not None and commit.table.destination in commits.pending:
             rejected = self._folded(commits.pending[commit.table.destination], commits)
         if commit.table is None:
@@ -492,8 +496,8 @@ class TableDelivery:
         else:
             self._table_moves(commit, commit.table, commits, rejected, writes)
 
-    def _is_abandoned(self, table: HeldTable, rows: Sequence[SegmentRow]) -> bool:
-        """Return whether no rows go to a held table any more: the sink's `table` has changed.
+    def _is_abandoned(self, table: SuspendedTable, rows: Sequence[SegmentRow]) -> bool:
+        """Return whether no rows go to a suspended table any more: the sink's `table` has changed.
 
         Tables whose names only a processor creates are not registered. Whether rows still go to
         such a table is decided by staging the commit that is repeated, which had rows of it.
@@ -518,23 +522,23 @@ class TableDelivery:
         """Return the newest write of each table of the source."""
         return [
             stored
-            for stored in self._store.lake_commits.tables(self._pipeline)
+            for stored in self._store.table_commits.tables(self._pipeline)
             if stored.sink == self._sink_id
         ]
 
-    def _abandon(self, table: HeldTable, commits: LakeCommits) -> None:
-        """Hold other tables in place of a held one to which nothing goes any more.
+    def _abandon(self, table: SuspendedTable, commits: TableCommits) -> None:
+        """Suspend other tables in place of a suspended one to which nothing goes any more.
 
         The others are those that may lack the changes that it lacked: the tables of the source of
-        which the sink has written nothing yet, or if there are none, the table whose rows the held
-        one had.
+        which the sink has written nothing yet, or if there are none, the table whose rows the
+        suspended one had.
         """
         name, front = table.destination, commits.front.segment
         former, destinations = self._former_destinations(), self._stager.destinations()
         free = [
             source
             for source, destination in destinations.items()
-            if destination not in commits.held
+            if destination not in commits.suspended
         ]
         moved = [source for source in free if _source(source) not in former] or [
             source for source in free if former[_source(source)] == name
@@ -544,11 +548,13 @@ class TableDelivery:
             self._rejection(destinations[source], self._stager.elsewhere(source, name), 0, now)
             for source in moved
         ]
-        held = {
-            destination: row for destination, row in commits.held.items() if destination != name
+        suspended = {
+            destination: row
+            for destination, row in commits.suspended.items()
+            if destination != name
         }
-        held |= {
-            rejection.destination: _held_table(rejection, front, None, now)
+        suspended |= {
+            rejection.destination: _suspended_table(rejection, front, None, now)
             for rejection in rejections
         }
         last = self._context.segments.segment(front)
@@ -556,40 +562,40 @@ class TableDelivery:
         assert position is not None, "only a segment that the sink has is gone"
         changed_at = now if last is None else last.last_ts_us / 1e6
         # These writes record where the rows were to go. Without them, nothing would tell at the
-        # next attempt that rows are missing, and the tables would no longer be held.
+        # next attempt that rows are missing, and the tables would no longer be suspended.
         writes = [
             TableWrite(_source(source), name, (), 0, position, changed_at) for source in moved
         ]
 
         def change(writer: FencedWriter) -> None:
-            writer.lake_commits.wrote(self._sink_id, name, front, writes)
+            writer.table_commits.wrote(self._sink_id, name, front, writes)
             for rejection in rejections:
-                writer.lake_commits.hold(self._sink_id, rejection)
+                writer.table_commits.suspend(self._sink_id, rejection)
 
-        self._record(change, replace(commits, held=held), released=True)
+        self._record(change, replace(commits, suspended=suspended), released=True)
 
-    def _begin_resyncs(self, commits: LakeCommits) -> None:
-        """Hold the tables that are to be loaded again, and request their snapshot.
+    def _begin_resyncs(self, commits: TableCommits) -> None:
+        """Suspend the tables that are to be loaded again, and request their snapshot.
 
         Nothing happens if another snapshot has been requested meanwhile.
         """
         tables = [resync.destination for resync in self._begins]
         now, front = self._store.now(), commits.front.segment
         recreated = {
-            name: HeldTable(name, front, None, TO_BE_RECREATED, now, 0.0, 0, recreate=True)
+            name: SuspendedTable(name, front, None, TO_BE_RECREATED, now, 0.0, 0, recreate=True)
             for name in tables
         }
         with contextlib.suppress(NotAllowed):
             self._record(
-                lambda writer: writer.lake_commits.begin_resyncs(self._sink_id, tables),
-                replace(commits, held={**commits.held, **recreated}),
+                lambda writer: writer.table_commits.begin_resyncs(self._sink_id, tables),
+                replace(commits, suspended={**commits.suspended, **recreated}),
             )
-            failpoint("lake-resync-begun")
+            failpoint("table-resync-begun")
 
-    def _recreate(self, table: HeldTable, commits: LakeCommits) -> None:
-        """Replace a held table by one without rows or pending changes.
+    def _recreate(self, table: SuspendedTable, commits: TableCommits) -> None:
+        """Replace a suspended table by one without rows or pending changes.
 
-        The table is no longer held then, unless the front has moved on meanwhile.
+        The table is no longer suspended then, unless the front has moved on meanwhile.
         """
         name = table.destination
         self._lease.guard()
@@ -603,18 +609,20 @@ class TableDelivery:
                 table, commits, {name: error}, (),
             )  # fmt: skip
             return
-        failpoint("lake-recreated")
-        held = {
-            destination: row for destination, row in commits.held.items() if destination != name
+        failpoint("table-recreated")
+        suspended = {
+            destination: row
+            for destination, row in commits.suspended.items()
+            if destination != name
         }
         if table.segment < commits.front.segment:
-            held[name] = replace(table, recreate=False, failures=0)
+            suspended[name] = replace(table, recreate=False, failures=0)
         checkpoint = self.progress.checkpoint
 
         def change(writer: FencedWriter) -> None:
-            writer.lake_commits.recreated(self._sink_id, _source(empty.source), name, columns)
+            writer.table_commits.recreated(self._sink_id, _source(empty.source), name, columns)
             # The checkpoint does not move, but the sink may have failed because of this table.
-            if not held:
+            if not suspended:
                 writer.checkpoints.advance(
                     self._sink_id,
                     checkpoint.segment,
@@ -623,10 +631,10 @@ class TableDelivery:
                     source_position=None,
                 )
 
-        self._record(change, replace(commits, held=held))
+        self._record(change, replace(commits, suspended=suspended))
 
     def _write(
-        self, rows: Sequence[SegmentRow], commit: _Commit, commits: LakeCommits
+        self, rows: Sequence[SegmentRow], commit: _Commit, commits: TableCommits
     ) -> tuple[Sequence[TableWrite], Mapping[Destination, Exception]] | None:
         """Write a commit; return the writes and the rejected tables, or None if asked to stop."""
         destination = commit.destination
@@ -634,7 +642,7 @@ class TableDelivery:
         staged = self._stager.stage(
             rows,
             only=None if destination is None else frozenset({destination}),
-            skip=frozenset(commits.held) if destination is None else frozenset(),
+            skip=frozenset(commits.suspended) if destination is None else frozenset(),
         )
         rejected: dict[Destination, Exception] = dict(staged.failed)
         stored = {write.write.destination: write for write in self._stored_writes()}
@@ -645,7 +653,7 @@ class TableDelivery:
         complete = self._complete(reached, commit, commits)
         writes: list[TableWrite] = []
         try:
-            failpoint("lake-staged")
+            failpoint("table-commit-staged")
             planned = self._plan_pending(staged.tables, commit, commits)
             for table in staged.tables:
                 if table.destination in complete:
@@ -667,7 +675,7 @@ class TableDelivery:
                 except TableRejected as error:
                     rejected[table.destination] = error
                     continue
-                failpoint("lake-table-committed")
+                failpoint("table-committed")
                 writes.append(_table_write(table, written_table, rows[-1], pending=pending))
                 self._meter.wrote(table.changes)
                 self.progress.rows += table.changes
@@ -677,12 +685,12 @@ class TableDelivery:
         return writes, rejected
 
     def _complete(
-        self, reached: Mapping[Destination, int], commit: _Commit, commits: LakeCommits
+        self, reached: Mapping[Destination, int], commit: _Commit, commits: TableCommits
     ) -> AbstractSet[Destination]:
         """Return the tables that already have a commit, according to the state store.
 
         This concerns commits that are repeated after a `restart`. What the store says applies to
-        this series of commits only up to where the front has been before (`LakeFront.ends`).
+        this series of commits only up to where the front has been before (`TableFront.ends`).
         """
         before = max(commits.front.ends, default=0)
         if not self._by_store or commit.table is not None:
@@ -690,7 +698,7 @@ class TableDelivery:
         return {table for table, segment in reached.items() if commit.last <= segment <= before}
 
     def _plan_pending(
-        self, tables: Sequence[StagedTable], commit: _Commit, commits: LakeCommits
+        self, tables: Sequence[StagedTable], commit: _Commit, commits: TableCommits
     ) -> AbstractSet[Destination]:
         """Store which tables get a commit as pending changes, and return them."""
         pending_sources: dict[Destination, tuple[str, str | None, str]] = {}
@@ -711,11 +719,11 @@ class TableDelivery:
         }
         if unplanned:
             self._lease.write(
-                lambda writer: writer.lake_commits.plan_pending(
+                lambda writer: writer.table_commits.plan_pending(
                     self._sink_id, unplanned, commit.last
                 )
             )
-            failpoint("lake-pending-planned")
+            failpoint("table-pending-planned")
         return pending_sources.keys()
 
     def _apply(
@@ -744,11 +752,11 @@ class TableDelivery:
         )
         if not self._limits.folds(changes + table.changes, since, now):
             return written, True
-        failpoint("lake-pending-added")
+        failpoint("table-pending-added")
         return _pending_writer(writer).fold(table, last, guard, "after", required=True), False
 
-    def _fold(self, pending: PendingTable, commits: LakeCommits) -> None:
-        """Fold pending changes between commits, and hold the table if it cannot be written."""
+    def _fold(self, pending: PendingTable, commits: TableCommits) -> None:
+        """Fold pending changes between commits, and suspend the table if it cannot be written."""
         name = pending.destination
         error = self._folded(pending, commits).get(name)
         if error is None:
@@ -756,14 +764,14 @@ class TableDelivery:
             return
         now = self._store.now()
         rejection = self._rejection(name, error, 0, now)
-        held = _held_table(rejection, commits.front.segment, None, now)
+        suspended = _suspended_table(rejection, commits.front.segment, None, now)
         self._record(
-            lambda writer: writer.lake_commits.hold(self._sink_id, rejection),
-            replace(commits, held={**commits.held, name: held}),
+            lambda writer: writer.table_commits.suspend(self._sink_id, rejection),
+            replace(commits, suspended={**commits.suspended, name: suspended}),
         )
 
     def _folded(
-        self, pending: PendingTable, commits: LakeCommits
+        self, pending: PendingTable, commits: TableCommits
     ) -> Mapping[Destination, TableRejected]:
         """Fold the pending changes of a table; return the error if it is rejected."""
         table = StagedTable(
@@ -779,7 +787,7 @@ class TableDelivery:
         except TableRejected as error:
             return {pending.destination: error}
         self._lease.write(
-            lambda writer: writer.lake_commits.folded(self._sink_id, pending.destination)
+            lambda writer: writer.table_commits.folded(self._sink_id, pending.destination)
         )
         return {}
 
@@ -791,25 +799,26 @@ class TableDelivery:
     def _front_moves(
         self,
         commit: _Commit,
-        commits: LakeCommits,
+        commits: TableCommits,
         rows: Sequence[SegmentRow],
         rejected: Mapping[Destination, Exception],
         writes: Sequence[TableWrite],
     ) -> None:
-        """Move the front to the end of a commit, and hold the tables that could not be written."""
+        """Move the front to the end of a commit, and suspend the tables that could not be written."""
         now = self._store.now()
         rejections = [
             self._rejection(destination, error, 0, now) for destination, error in rejected.items()
         ]
-        held = {
-            rejection.destination: _held_table(rejection, commit.after, commit.last, now)
+        suspended = {
+            rejection.destination: _suspended_table(rejection, commit.after, commit.last, now)
             for rejection in rejections
         }
-        after = LakeCommits(
-            replace(commits.front, segment=commit.last, planned_to=None), {**commits.held, **held}
+        after = TableCommits(
+            replace(commits.front, segment=commit.last, planned_to=None),
+            {**commits.suspended, **suspended},
         )
         self._record(
-            lambda writer: writer.lake_commits.advance(
+            lambda writer: writer.table_commits.advance(
                 self._sink_id, commit.last, rejections, writes
             ),
             after,
@@ -819,22 +828,24 @@ class TableDelivery:
     def _table_moves(
         self,
         commit: _Commit,
-        table: HeldTable,
-        commits: LakeCommits,
+        table: SuspendedTable,
+        commits: TableCommits,
         rejected: Mapping[Destination, Exception],
         writes: Sequence[TableWrite],
     ) -> None:
-        """Record the outcome of a commit to a held table."""
+        """Record the outcome of a commit to a suspended table."""
         name = table.destination
         if self._retry_at_once is not None:
             self._retry_at_once.discard(name)
         error = rejected.get(name)
-        held = {
-            destination: row for destination, row in commits.held.items() if destination != name
+        suspended = {
+            destination: row
+            for destination, row in commits.suspended.items()
+            if destination != name
         }
         if error is not None:
             rejection = self._rejection(name, error, table.failures, self._store.now())
-            held[name] = replace(
+            suspended[name] = replace(
                 table,
                 error=rejection.error,
                 remedy=rejection.remedy,
@@ -842,15 +853,15 @@ class TableDelivery:
                 failures=table.failures + 1,
             )
             self._record(
-                lambda writer: writer.lake_commits.tried(self._sink_id, rejection),
-                replace(commits, held=held),
+                lambda writer: writer.table_commits.tried(self._sink_id, rejection),
+                replace(commits, suspended=suspended),
             )
             return
         if commit.last < commits.front.segment:
-            held[name] = replace(table, segment=commit.last, planned_to=None, failures=0)
+            suspended[name] = replace(table, segment=commit.last, planned_to=None, failures=0)
         self._record(
-            lambda writer: writer.lake_commits.wrote(self._sink_id, name, commit.last, writes),
-            replace(commits, held=held),
+            lambda writer: writer.table_commits.wrote(self._sink_id, name, commit.last, writes),
+            replace(commits, suspended=suspended),
             released=True,
         )
 
@@ -867,25 +878,26 @@ class TableDelivery:
     def _record(
         self,
         change: Callable[[FencedWriter], object],
-        after: LakeCommits,
+        after: TableCommits,
         rows: Sequence[SegmentRow] = (),
         *,
         released: bool = False,
     ) -> None:
-        """Write the outcome of a commit: checkpoint, counts, and the failure of held tables.
+        """Write the outcome of a commit: checkpoint, counts, and the failure of suspended tables.
 
         Args:
             change: Writes the outcome.
             after: How far the tables have come afterwards.
             rows: The segments that the front has passed.
-            released: Whether a table may no longer be held; if no other is, the failure has ended.
+            released: Whether a table may no longer be suspended; if no other is, the failure has
+                ended.
         """
         checkpoint = self.progress.checkpoint
-        moves = after.reached > checkpoint.whole_segment or (released and not after.held)
+        moves = after.reached > checkpoint.whole_segment or (released and not after.suspended)
         reached = self._context.segments.segment(after.reached) if moves else None
         tally = self._meter.passed(rows)
-        failing = _failing(after.held)
-        reason, held = _held_text(self._sink_id, failing), failing.values()
+        failing = _failing(after.suspended)
+        reason, suspended = _suspended_text(self._sink_id, failing), failing.values()
 
         def write(writer: FencedWriter) -> None:
             moved = change(writer)
@@ -900,14 +912,14 @@ class TableDelivery:
                 )
             elif moved is not False:
                 writer.metrics.count(tally)
-            if held:
-                writer.checkpoints.held(
+            if suspended:
+                writer.checkpoints.suspended(
                     self._sink_id,
                     reason,
-                    remedy=_held_remedy(failing),
-                    failures=max(1, *(table.failures for table in held)),
-                    since=min(table.since for table in held),
-                    next_attempt_at=min(table.next_attempt_at for table in held),
+                    remedy=_suspended_remedy(failing),
+                    failures=max(1, *(table.failures for table in suspended)),
+                    since=min(table.since for table in suspended),
+                    next_attempt_at=min(table.next_attempt_at for table in suspended),
                 )
 
         self._lease.write(write)
@@ -922,21 +934,23 @@ class TableDelivery:
         self.progress.moved_at = time.monotonic()
         self._thread.attempts.succeeded()
         if self._thread.stop.is_set():
-            self._show_held(after.held)  # no later call of `due` will show why the sink is behind
+            self._show_suspended(
+                after.suspended
+            )  # no later call of `due` will show why the sink is behind
         failpoint("checkpoint-written")
 
-    def _show_held(self, held: Mapping[Destination, HeldTable]) -> None:
-        """Show the sink as failing because of held tables, or as no longer failing."""
+    def _show_suspended(self, suspended: Mapping[Destination, SuspendedTable]) -> None:
+        """Show the sink as failing because of suspended tables, or as no longer failing."""
         attempts = self._thread.attempts
-        if attempts.error is not None and attempts.error is not self._held_error:
+        if attempts.error is not None and attempts.error is not self._suspended_error:
             return
-        failing = _failing(held)
-        self._held_error = None
+        failing = _failing(suspended)
+        self._suspended_error = None
         if failing:
-            self._held_error = TableRejected(
-                _held_text(self._sink_id, failing), remedy=_held_remedy(failing)
+            self._suspended_error = TableRejected(
+                _suspended_text(self._sink_id, failing), remedy=_suspended_remedy(failing)
             )
-        attempts.error = self._held_error
+        attempts.error = self._suspended_error
 
 
 def _pending_writer(writer: CommitWriter) -> PendingWriter:
@@ -968,11 +982,11 @@ def _source(table: TableName) -> tuple[str, str]:
     return schema or database, name
 
 
-def _held_table(
+def _suspended_table(
     rejection: Rejection, segment: int, planned_to: int | None, now: float
-) -> HeldTable:
+) -> SuspendedTable:
     """Return a table that has everything up to a segment and could not be written after it."""
-    return HeldTable(
+    return SuspendedTable(
         rejection.destination,
         segment,
         planned_to,
@@ -984,21 +998,25 @@ def _held_table(
     )
 
 
-def _failing(held: Mapping[Destination, HeldTable]) -> Mapping[Destination, HeldTable]:
-    """Return the held tables without those that only wait to be recreated, which is no failure."""
-    return {name: table for name, table in held.items() if table.failures or not table.recreate}
+def _failing(
+    suspended: Mapping[Destination, SuspendedTable],
+) -> Mapping[Destination, SuspendedTable]:
+    """Return the suspended tables without those that only wait to be recreated, which is no failure."""
+    return {
+        name: table for name, table in suspended.items() if table.failures or not table.recreate
+    }
 
 
-def _held_text(sink_id: str, held: Mapping[Destination, HeldTable]) -> str:
-    """Return which tables of a sink are held, and why."""
+def _suspended_text(sink_id: str, suspended: Mapping[Destination, SuspendedTable]) -> str:
+    """Return which tables of a sink are suspended, and why."""
     reasons = [
         f"table {'.'.join(table.destination)} has everything up to segment {table.segment} "
         f"and is held: {table.error}"
-        for table in held.values()
+        for table in suspended.values()
     ]
     return f"sink {sink_id}: " + "; ".join(reasons)
 
 
-def _held_remedy(held: Mapping[Destination, HeldTable]) -> Commands:
-    """Return the commands that remedy the failures of a sink's held tables."""
-    return tuple(dict.fromkeys(command for table in held.values() for command in table.remedy))
+def _suspended_remedy(suspended: Mapping[Destination, SuspendedTable]) -> Commands:
+    """Return the commands that remedy the failures of a sink's suspended tables."""
+    return tuple(dict.fromkeys(command for table in suspended.values() for command in table.remedy))

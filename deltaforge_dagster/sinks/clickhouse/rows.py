@@ -188,13 +188,13 @@ class RowMaker:
         while pa.types.is_list(values.type):
             values = cast("pa.ListArray[Any]", values).flatten()
         if pa.types.is_date32(values.type):
-            values, held = values.cast(pa.int32()), _DAYS
+            values, limits = values.cast(pa.int32()), _DAYS
         elif pa.types.is_timestamp(values.type):
-            values, held = values.cast(pa.int64()), _MICROS
+            values, limits = values.cast(pa.int64()), _MICROS
         else:
             return
         ends = cast("dict[str, int | None]", pc.min_max(values).as_py())
-        if any(end is not None and end not in held for end in ends.values()):
+        if any(end is not None and end not in limits for end in ends.values()):
             raise TableRejected(
                 f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, "
                 f"which is what {column_type(column.type)} holds; declare the column's type as "

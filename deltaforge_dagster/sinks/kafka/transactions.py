@@ -203,8 +203,8 @@ class Transactions:
         for offset in offsets:
             if offset.error is not None and offset.error.code() not in _NOT_OURS:
                 raise translated(f"{self.client.where}: group {self._name!r}", offset.error)
-        held = [offset for offset in offsets if offset.error is None and offset.offset >= 0]
-        return max(held, key=lambda offset: offset.offset, default=None)
+        stored = [offset for offset in offsets if offset.error is None and offset.offset >= 0]
+        return max(stored, key=lambda offset: offset.offset, default=None)
 
     def _repeat(self, call: Callable[[float], object]) -> None:
         """Repeat a call until it succeeds, fails for good, runs out of time, or is stopped."""

@@ -132,7 +132,7 @@ def _overlap(first: list[str], second: list[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StreamTail:
     """What a stream holds of a sink.
 
     Attributes:
@@ -187,7 +187,7 @@ class Reader:
         self._suffix = suffix
         self._seconds = seconds
 
-    def held(self) -> Held:
+    def tail(self) -> StreamTail:
         """Return what the stream holds of the sink.
 
         Raises:
@@ -195,7 +195,7 @@ class Reader:
         """
         last = self._get_message({"last_by_subj": self._pattern})
         if last is None:
-            return Held(0, 0)
+            return StreamTail(0, 0)
         live: _Message | None = last
         if (sequence := _sequence_in(last.position)) is not None:
             live = self._message_at(sequence)
@@ -205,14 +205,14 @@ class Reader:
                 f"{self._pattern!r}, sequence {last.sequence}, is another publisher's; "
                 "exactly_once needs subjects that nobody else writes to"
             )
-            return Held(last.sequence, last.sequence, problem=problem)
+            return StreamTail(last.sequence, last.sequence, problem=problem)
         if live is None:
-            return Held(last.sequence, sequence or 0)
+            return StreamTail(last.sequence, sequence or 0)
         try:
             position, partial = self._position(live)
         except SinkRejected as error:
-            return Held(last.sequence, live.sequence, problem=str(error))
-        return Held(last.sequence, live.sequence, position, partial)
+            return StreamTail(last.sequence, live.sequence, problem=str(error))
+        return StreamTail(last.sequence, live.sequence, position, partial)
 
     def _position(self, message: _Message) -> tuple[SinkPosition | None, str | None]:
         """Return the position that a message states, and its id if its change is incomplete."""

@@ -33,7 +33,7 @@ from deltaforge_dagster.sinks.tables.writer import (
     other_source,
     table_gone,
 )
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
 _TABLES = {"r", "p"}

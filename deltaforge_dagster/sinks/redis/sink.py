@@ -134,7 +134,7 @@ class RedisSink:
         self._hash_tag = hash_tag
         self._event_field = event_field
         self._name = name
-        self._held: bytes | None = None  # the key's value when this sink last read or set it
+        self._stored: bytes | None = None  # the key's value when this sink last read or set it
         self._use = Use(sink_id, self._drop)
         self._server = self._node(None)
         self._cluster: Cluster | None = None
@@ -159,7 +159,7 @@ class RedisSink:
             SinkRejected: The server has no such database; or it is a cluster, delivery is exactly
                 once, and the streams do not share a slot.
         """
-        with self._use.held():
+        with self._use.exclusive():
             self._use.closed.clear()
             for wait in (*_CONNECT_WAITS, None):
                 try:
@@ -167,7 +167,7 @@ class RedisSink:
                     self._cluster = self._as_cluster() if in_cluster else None
                     key = self._key()
                     slot = slot_of(key) if key is not None and in_cluster else None
-                    self._held = self._node_of(slot).connected(key).held
+                    self._stored = self._node_of(slot).connected(key).stored
                     break
                 except SinkUnavailable as error:
                     self._wait_or_raise(wait, error)
@@ -181,7 +181,7 @@ class RedisSink:
             PermissionMissing: The user may not write one of the streams, or the sink's position.
             SinkUnavailable: The server cannot be reached, is out of memory or read-only.
         """
-        with self._use.held():
+        with self._use.exclusive():
             writes = [(stream, ["XADD", stream, "*", self._event_field, ""]) for stream in streams]
             if (position := self._key()) is not None:
                 writes += [(position, ["SET", position, ""]), (position, ["UNWATCH"])]
@@ -200,10 +200,10 @@ class RedisSink:
         Raises:
             SinkRejected: The key holds something else.
         """
-        if self._held is None:
+        if self._stored is None:
             return None
         try:
-            return SinkPosition.from_json(self._held)
+            return SinkPosition.from_json(self._stored)
         except SinkRejected as error:
             raise SinkRejected(
                 f"sink {self._sink_id}: key {self._key()!r}: {error}; if nothing else needs "
@@ -227,7 +227,7 @@ class RedisSink:
             PositionMoved: The position key has changed since this sender last read or set it; the
                 block sent since then has not arrived.
         """
-        with self._use.held():
+        with self._use.exclusive():
             if self._cluster is None:
                 self._send_to(None, batch, guard)
             else:
@@ -346,9 +346,11 @@ class RedisSink:
         keeping = block.position is not None
         node = self._node_of(delivery.slot)
         link = node.connected(self._key() if keeping else None, block)
-        arrived = delivery.sent and link.held == block.position  # only the acknowledgement was lost
+        arrived = (
+            delivery.sent and link.stored == block.position
+        )  # only the acknowledgement was lost
         if not (keeping and arrived):
-            if keeping and link.held != self._held:
+            if keeping and link.stored != self._stored:
                 raise self._position_moved()
             self._take_over(node, delivery.batch, guard)
             deadline = time.monotonic() + self._batch_timeout
@@ -366,7 +368,7 @@ class RedisSink:
             if not verdict.executed:
                 raise self._position_moved()
         if keeping:
-            self._held = block.position
+            self._stored = block.position
 
     def _follow_redirection(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
         """Update the cluster's slot map from the error; return whether to retry without a wait."""

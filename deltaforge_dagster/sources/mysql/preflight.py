@@ -180,7 +180,7 @@ def _position(
     if position is None:
         text = f"capture would begin at {head.file}, {head.pos}"
     else:
-        server_log.check_held(session, server.where, position, facts)
+        server_log.check_log_kept(session, server.where, position, facts)
         text = "the log still has what follows the position"
     behind = position is not None and position < head
     lag = time.time() - as_of if behind and as_of else 0.0

@@ -216,7 +216,7 @@ def server_id(source_id: str, purpose: str = "read") -> int:
     the log must not have the id of a run's reader.
 
     For `read` it is 1 + CRC32 of the source's id. The other purposes are `peek`, `look ahead`,
-    `prepared`, `again`, `outline`, `rights`, and `lane` with a number.
+    `prepared`, `again`, `sections`, `rights`, and `section` with a number.
     """
     text = source_id if purpose == "read" else f"{source_id}/{purpose}"
     return 1 + zlib.crc32(text.encode()) % _IDS

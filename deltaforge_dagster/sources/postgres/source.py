@@ -417,7 +417,7 @@ class PostgresSource:
             captures=self._patterns.matches,
             unchanged_toast=unchanged_toast,
             outboxes=self._outboxes,
-            held=registry.held(),
+            holds=registry.holds(),
             rules=self._rules,
             built_in=self._built_in,
         )
@@ -446,10 +446,10 @@ class PostgresSource:
             "forgets what was confirmed; only MySQL keeps its log for other readers"
         )
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table; yield the changes that `read` would have yielded.
+        """Decode the parked events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -469,7 +469,7 @@ class PostgresSource:
             start=LsnPosition(0),
             registry=registry,
             catalog=server_catalog,
-            # Each held change has its table's description with it.
+            # Each parked change has its table's description with it.
             numbers=ColumnNumbers(functools.cache(server_catalog.columns), registry, position),
             fills=CatalogFills(self._server.query),
             captures=lambda _schema, _table: True,
@@ -478,7 +478,7 @@ class PostgresSource:
             built_in=self._built_in,
         )
         try:
-            yield from decoder.decode_held(events)
+            yield from decoder.decode_parked(events)
         finally:
             if isinstance(unchanged_toast, Reselection):
                 unchanged_toast.close()

@@ -124,7 +124,7 @@ class Hiding:
     def refuse_to_hold(self, schema: str, table: str, reason: str) -> None:
         """Raise an error if changes of a table must not be held because column rules apply to it.
 
-        Held changes are stored as raw log events, which contain the values that the rules hide.
+        Parked changes are stored as raw log events, which contain the values that the rules hide.
 
         Args:
             schema: The table's schema; for MySQL, its database.

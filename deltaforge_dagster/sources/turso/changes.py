@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.sources.base import HeldEvent, SchemaRegistry, SourceNotes
+from deltaforge_dagster.sources.base import ParkedEvent, SchemaRegistry, SourceNotes
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import HiddenTable
 from deltaforge_dagster.sources.turso.connection import TursoSession, identifier
@@ -63,13 +63,13 @@ class Part:
         changes: The changes.
         end: The position after them, at which a segment may end; None inside a transaction.
         reached: The position of the reading after them.
-        held: Events that must be held.
+        parked: Events that must be held.
     """
 
     changes: Sequence[TursoChange]
     end: TursoPosition | None
     reached: TursoPosition
-    held: tuple[HeldEvent, ...] = ()
+    parked: tuple[ParkedEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

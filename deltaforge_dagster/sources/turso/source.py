@@ -274,10 +274,10 @@ class TursoSource:
             )
         yield from self._changes(way, position, limits, registry, tidy=False)
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table; yield the changes that `read` would have yielded.
+        """Decode the parked events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -289,11 +289,11 @@ class TursoSource:
         for data in events:
             match log:
                 case NativeLog():
-                    change: TursoChange = log.held(data, create_table)
+                    change: TursoChange = log.parked(data, create_table)
                 case triggers.TriggerLog():
-                    change = log.held(data)
+                    change = log.parked(data)
                 case _:
-                    change = polling.held(data)
+                    change = polling.parked(data)
             yield with_tx_end(batches.batch([change], at))
 
     def confirm(self, position: Position) -> None:
@@ -464,7 +464,7 @@ class TursoSource:
 def _batch(batches: Batches, part: Part) -> ChangeBatch:
     rows = batches.batch(part.changes, part.reached) if part.changes else None
     size = 0 if rows is None else rows.nbytes
-    return ChangeBatch(rows, part.end, size, part.held)
+    return ChangeBatch(rows, part.end, size, part.parked)
 
 
 def _turso_position(position: Position) -> TursoPosition:

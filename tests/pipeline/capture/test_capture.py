@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
 from deltaforge_dagster.pipeline.capture.segments import Ranges
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import NOTHING, PlayedSource, eventually, transaction, unfinished
@@ -29,7 +29,7 @@ class Stage:
         self.journal = Journal(f"file://{folder}")
         self.row = store.pipelines.register("p", "hash", ["s"])
         store.pipelines.set_start("p", LsnPosition(0).to_json())
-        lease = HeldLease.acquire(
+        lease = ActiveLease.acquire(
             store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
         )
         assert lease is not None

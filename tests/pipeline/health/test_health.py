@@ -50,9 +50,9 @@ from deltaforge_dagster.pipeline.run.leased_work import CaptureWatch
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.pipeline.control.test_catalog import FILE
 from tests.state.make import new_segment, position, table
 
@@ -391,8 +391,8 @@ def test_tables_whose_older_rows_lack_a_column(
         lacking=(columns.identities["c"],),
     )  # fmt: skip
     with sqlite_store.fenced(lease) as writer:
-        writer.lake_commits.restart("redis", 0)
-        writer.lake_commits.advance("redis", 1, (), [write])
+        writer.table_commits.restart("redis", 0)
+        writer.table_commits.advance("redis", 1, (), [write])
     (problem,) = health(sqlite_store, loaded).problems
     assert (problem.severity, problem.subject) == ("warning", "sink redis")
     assert problem.text == (

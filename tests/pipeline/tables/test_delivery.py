@@ -35,12 +35,12 @@ from deltaforge_dagster.sinks.tables.staged import (
 from deltaforge_dagster.sinks.tables.writer import FoldTime, WrittenTable
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
-    lake_commits,
-    lake_pending,
     segments,
+    table_commits,
+    table_pending,
 )
-from deltaforge_dagster.state.lake_commits import Destination, TableFigures
 from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.table_commits import Destination, TableFigures
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
 
@@ -245,7 +245,7 @@ def writes(scene: Scene) -> list[tuple[str, int, int]]:
     """Return what is to be published: table, end of the commit, and segments in it."""
     return [
         (one.write.destination[1], one.segment, one.write.changes)
-        for one in scene.store.lake_commits.unpublished(NAME)
+        for one in scene.store.table_commits.unpublished(NAME)
     ]
 
 
@@ -301,7 +301,7 @@ def wait(scene: Scene, until: float) -> None:
     """Let held tables, and the sink, be tried again at a time."""
     with scene.store.database.write() as connection:
         connection.execute(update(checkpoints).values(next_attempt_at=until))
-        connection.execute(update(lake_commits).values(next_attempt_at=until))
+        connection.execute(update(table_commits).values(next_attempt_at=until))
 
 
 def retry(scene: Scene) -> None:
@@ -484,7 +484,8 @@ def test_nothing_after_the_last_segment(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
+    "step",
+    ["table-commit-planned", "table-commit-staged", "table-committed", "table-commit-complete"],
 )
 def test_a_killed_run_is_repeated_exactly(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
@@ -617,7 +618,7 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
     capture(scene, 2)
     Work(scene, Lake()).go()
 
-    (items, orders) = scene.store.lake_commits.tables(NAME)
+    (items, orders) = scene.store.table_commits.tables(NAME)
 
     assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
@@ -736,7 +737,7 @@ def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> N
     for one, beside_it in lake.pending.items():
         assert [
             found.changes > 0
-            for found in scene.store.lake_commits.pending(NAME)
+            for found in scene.store.table_commits.pending(NAME)
             if found.destination == one
         ] == [True] * bool(beside_it)
         lake.rows[one] += beside_it
@@ -764,7 +765,7 @@ def waiting(scene: Scene) -> dict[str, tuple[int, int]]:
     """Return for each table with pending changes the last commit among them, and their number."""
     return {
         one.destination[1]: (one.segment, one.changes)
-        for one in scene.store.lake_commits.pending(NAME)
+        for one in scene.store.table_commits.pending(NAME)
     }
 
 
@@ -797,10 +798,10 @@ def test_small_commits_go_beside_the_tables(scene: Scene) -> None:
 
 def age_pending(scene: Scene, table: str) -> None:
     """Let the pending changes of a table be older than an hour."""
-    of_table = lake_pending.c.destination.contains(table)
+    of_table = table_pending.c.destination.contains(table)
     with scene.store.database.write() as connection:
         connection.execute(
-            update(lake_pending).where(of_table).values(since=lake_pending.c.since - 4000)
+            update(table_pending).where(of_table).values(since=table_pending.c.since - 4000)
         )
 
 
@@ -830,7 +831,9 @@ def test_a_reset_brings_back_what_was_dropped(scene: Scene) -> None:
     assert lake.rows == {ORDERS: [1, 2], ITEMS: [1, 2]}
 
 
-@pytest.mark.parametrize("lost", ["lake-pending-planned", "lake-pending-added", "lake-committed"])
+@pytest.mark.parametrize(
+    "lost", ["table-pending-planned", "table-pending-added", "table-commit-complete"]
+)
 def test_a_killed_run_that_added_pending_changes(
     scene: Scene, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -870,9 +873,9 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
         capture(scene, 1)
     Work(scene, lake, limits).go()
 
-    commits = scene.store.lake_commits.read(NAME, SINK)
+    commits = scene.store.table_commits.read(NAME, SINK)
     assert commits is not None
-    (held,) = commits.held.values()
+    (held,) = commits.suspended.values()
     planned = None if between else 2
     assert (held.error, held.segment, held.planned_to) == ("cannot be folded", 1, planned)
     assert "cannot be folded" in str(scene.checkpoint.last_error)
@@ -880,9 +883,9 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
     lake.unfolded.clear()
     retry(scene)
     Work(scene, lake, limits).go()
-    commits = scene.store.lake_commits.read(NAME, SINK)
+    commits = scene.store.table_commits.read(NAME, SINK)
     assert commits is not None
-    assert commits.held == {}
+    assert commits.suspended == {}
     assert ORDERS not in commits.pending
     assert lake.rows[ORDERS] == ([1] if between else [1, 2])
     assert scene.checkpoint.last_error is None
@@ -891,7 +894,7 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
 def resync(scene: Scene, *tables: Destination) -> None:
     """Request that tables are loaded again."""
     names = {one: ".".join(one) for one in tables}
-    scene.store.lake_commits.resync(NAME, SINK, names)
+    scene.store.table_commits.resync(NAME, SINK, names)
 
 
 def test_a_table_is_loaded_again(scene: Scene) -> None:
@@ -911,13 +914,13 @@ def test_a_table_is_loaded_again(scene: Scene) -> None:
     (snapshot,) = scene.store.snapshots.read(NAME)
     assert (snapshot.tables, snapshot.sinks) == (["public.orders"], [SINK])
     assert (snapshot.cause, snapshot.state, snapshot.since_segment) == ("resync", "wanted", 3)
-    assert scene.store.lake_commits.resyncs(NAME) == []
+    assert scene.store.table_commits.resyncs(NAME) == []
     owes += [work.delivery.redriving, work.delivery.due()]
     assert owes == [False, True, False, False]
     assert (place(scene.checkpoint), scene.checkpoint.failures) == ((3, 2, True), 0)
 
 
-@pytest.mark.parametrize("step", ["lake-resync-begun", "lake-recreated"])
+@pytest.mark.parametrize("step", ["table-resync-begun", "table-recreated"])
 def test_a_resync_goes_on_after_a_kill(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -941,10 +944,10 @@ def test_a_resync_goes_on_after_a_kill(
 
     assert lake.rows == {ORDERS: [3], ITEMS: [1, 2, 3]}
     assert len(scene.store.snapshots.read(NAME)) == 1
-    assert scene.store.lake_commits.resyncs(NAME) == []
+    assert scene.store.table_commits.resyncs(NAME) == []
 
 
-@pytest.mark.parametrize("step", ["", "lake-resync-begun", "lake-recreated"])
+@pytest.mark.parametrize("step", ["", "table-resync-begun", "table-recreated"])
 def test_a_resync_forgets_pending_changes(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

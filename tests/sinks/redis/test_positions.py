@@ -128,14 +128,14 @@ def test_connections_cut_amid_batches_repeat_nothing(start_redis: StartRedis) ->
     cutter.start()
     sent = 0
     while cutter.is_alive():
-        rest = replace(whole, origin=replace(ORIGIN, lineage=f"l{sent}"))
+        rest = replace(whole, origin=replace(ORIGIN, incarnation=f"l{sent}"))
         try:
             sink.send(rest, allow)
         except SinkUnavailable:  # a slow machine: cut in each of its attempts
             sink.close()
             sink.open()
             position = sink.position()
-            if position is not None and position.lineage == f"l{sent}":
+            if position is not None and position.incarnation == f"l{sent}":
                 sink.send(after(rest, sink), allow)
             else:
                 sink.send(rest, allow)

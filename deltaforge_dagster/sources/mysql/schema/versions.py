@@ -24,7 +24,6 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_DEFAULT,
     COLUMN_DEFAULT_END,
     COLUMN_WIDTH,
-    HELD,
     MAP_END,
     MAP_ID,
     MAP_START,
@@ -32,6 +31,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     MAP_WIDTH,
     NO_DEFAULT,
     NOT_ASKED,
+    ON_HOLD,
     TABLE_COLUMNS,
     TABLE_FIRST,
     TABLE_SIZE,
@@ -148,13 +148,13 @@ class MysqlTableVersions:
         catalog: Provides names, labels and keys that the log lacks.
         captures: Returns whether changes of (database, table) are captured.
         forms: The formats of values where there is a choice.
-        held: Full names of tables whose changes are held, with the reasons.
+        holds: Full names of tables whose changes are held, with the reasons.
         rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+        whole_inserts: Whether a table is on hold if a column that an insert lacks has no certain
             default.
 
     Attributes:
-        held: The tables of the argument, and those that were put on hold while this stream was
+        holds: The tables of the argument, and those that were put on hold while this stream was
             read.
         schemas, stamps: Table and stamp of each version; without columns if it is not captured.
         hiding: Applies the column rules to rows.
@@ -171,11 +171,11 @@ class MysqlTableVersions:
         catalog: TableCatalog,
         captures: Callable[[str, str], bool],
         forms: ValueForms,
-        held: Mapping[str, str] | None = None,
+        holds: Mapping[str, str] | None = None,
         rules: ColumnRules = NO_RULES,
         whole_inserts: bool = False,
     ) -> None:
-        self.held = dict(held or {})
+        self.holds = dict(holds or {})
         self._whole_inserts = whole_inserts
         self._types: dict[int, list[MysqlValueType]] = {}
         self.hiding = Hiding(rules)
@@ -221,7 +221,7 @@ class MysqlTableVersions:
         """
         database, _, name = table.partition(".")
         self.hiding.refuse_to_hold(database, name, reason)
-        self.held[table] = reason
+        self.holds[table] = reason
         self.forget()
 
     def describe(self, content: bytes, position: Position) -> None:
@@ -245,7 +245,7 @@ class MysqlTableVersions:
         definition = None
         types: list[MysqlValueType] = []
         if captured:
-            definition = self._unless_held(described, name, position)
+            definition = self._unless_on_hold(described, name, position)
         if definition is not None:
             types = _types(described, definition, name, self._forms)
         key = (content[ID_SIZE:], self.server, definition, captured)
@@ -255,7 +255,7 @@ class MysqlTableVersions:
             if definition is not None:
                 version = self._add(described, types, definition, position)
             else:
-                version = self._add_skipped(described, name, HELD if captured else 0)
+                version = self._add_skipped(described, name, ON_HOLD if captured else 0)
             versions[key] = version
         elif version in self._visible_schemas and self._newest.get(name) != version:
             self._registry.register(
@@ -267,7 +267,7 @@ class MysqlTableVersions:
     def complete(self, table_id: int, lacking: Sequence[int], position: Position) -> None:
         """Look up the defaults of a table, because the log has inserts that lack columns.
 
-        If the default of a lacking column is not certain, the table is held from here on
+        If the default of a lacking column is not certain, the table is on hold from here on
         (`whole_inserts`); otherwise the inserts stay without that column.
 
         Args:
@@ -307,7 +307,7 @@ class MysqlTableVersions:
             " resync"
         )
         self.hiding.refuse_to_hold(described.db, described.table, reason)
-        self.held[f"{described.db}.{described.table}"] = reason
+        self.holds[f"{described.db}.{described.table}"] = reason
         self.describe(content, position)
 
     def map_of(self, table_id: int) -> bytes:
@@ -320,7 +320,7 @@ class MysqlTableVersions:
         schema = self.schemas[version]
         return f"{schema.db}.{schema.table}"
 
-    def _unless_held(
+    def _unless_on_hold(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | None:
         """Return a table's columns; None if its changes are held.
@@ -328,8 +328,8 @@ class MysqlTableVersions:
         Adds it to `held` if its columns are uncertain.
         """
         table = f"{described.db}.{described.table}"
-        if table in self.held:
-            self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
+        if table in self.holds:
+            self.hiding.refuse_to_hold(described.db, described.table, self.holds[table])
             return None
         definition = self._known_columns(described, name, position)
         if isinstance(definition, CatalogTable) and len(definition.columns) != len(described.types):
@@ -340,7 +340,7 @@ class MysqlTableVersions:
             )
         if isinstance(definition, Unknown):
             self.hiding.refuse_to_hold(described.db, described.table, definition.reason)
-            self.held[table] = definition.reason
+            self.holds[table] = definition.reason
             return None
         return definition
 

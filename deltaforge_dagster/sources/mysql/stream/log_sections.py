@@ -130,8 +130,8 @@ class SectionTables:
         del position
         return {}
 
-    def held(self) -> Mapping[str, str]:
-        """Return nothing: the part has no events of held tables."""
+    def holds(self) -> Mapping[str, str]:
+        """Return nothing: the part has no events of tables on hold."""
         return {}
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
@@ -325,7 +325,7 @@ class SectionPlanner(MysqlDecoder):
     registered before the section is decoded.
 
     It continues only while each section can be decoded from its own bytes and the tables known so
-    far. A DDL statement, a prepared transaction, a held table, or anything else that needs more
+    far. A DDL statement, a prepared transaction, a table on hold, or anything else that needs more
     ends it, as `DecodedBinlog.error`. The sequential reader continues from there.
     """
 

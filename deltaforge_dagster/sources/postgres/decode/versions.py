@@ -30,7 +30,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_type,
     xlog,
 )
-from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
+from deltaforge_dagster.sources.postgres.decode.scan import IGNORED, ON_HOLD, UNKNOWN
 from deltaforge_dagster.sources.postgres.decode.types import (
     BUILT_IN,
     PostgresValueType,
@@ -71,7 +71,7 @@ class PostgresTableVersions:
         tables, columns, names: The versions as arrays for the kernels (`layout`); `names` has
             `"name":` of every column as JSON text.
         in_force: The hash table that `scan.find_version` reads.
-        held: Full names of tables whose changes are held, with the reasons.
+        holds: Full names of tables whose changes are held, with the reasons.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class PostgresTableVersions:
         captures: Callable[[str, str], bool],
         outboxes: Globs,
         rules: ColumnRules,
-        held: Mapping[str, str],
+        holds: Mapping[str, str],
         built_in: Mapping[int, PostgresValueType] = BUILT_IN,
         numbers: ColumnNumbers | None = None,
         fills: ColumnFills | None = None,
     ) -> None:
-        self.held = dict(held)
+        self.holds = dict(holds)
         self.hiding = Hiding(rules)
         self._db = db
         self._registry = registry
@@ -132,7 +132,7 @@ class PostgresTableVersions:
         version = IGNORED
         if self._captures(relation.schema, relation.table):
             version = self._version(relation, message, position)
-        if version == HELD:
+        if version == ON_HOLD:
             types = (self._type_messages.get(column.type_oid) for column in relation.columns)
             parts = [
                 b"Y" + type_message
@@ -156,7 +156,7 @@ class PostgresTableVersions:
         self._type_messages[sent.oid] = message
 
     def description(self, oid: int) -> tuple[str, bytes]:
-        """Return the full name of a held table, and the XLogData messages that describe it."""
+        """Return the full name of a table on hold, and the XLogData messages that describe it."""
         return self._descriptions[oid]
 
     def of_messages(self, prefix: str) -> int:
@@ -170,7 +170,7 @@ class PostgresTableVersions:
         return version
 
     def of_table(self, oid: int) -> int:
-        """Return the current version of a table, or `HELD`, `IGNORED` or `UNKNOWN`."""
+        """Return the current version of a table, or `ON_HOLD`, `IGNORED` or `UNKNOWN`."""
         return self._by_relation.get(oid, UNKNOWN)
 
     def version_name(self, version: int) -> str:
@@ -179,11 +179,11 @@ class PostgresTableVersions:
         return f"{schema.schema}.{schema.table}"
 
     def _version(self, relation: Relation, message: bytes, position: LsnPosition) -> int:
-        """Return the version for a captured table, or `HELD`."""
-        if relation.full_name in self.held:
-            reason = self.held[relation.full_name]
+        """Return the version for a captured table, or `ON_HOLD`."""
+        if relation.full_name in self.holds:
+            reason = self.holds[relation.full_name]
             self.hiding.refuse_to_hold(relation.schema, relation.table, reason)
-            return HELD
+            return ON_HOLD
         try:
             key = self._key_columns(relation, position)
             columns = LoggedColumns(
@@ -204,8 +204,8 @@ class PostgresTableVersions:
                 self._numbers.note(relation, columns, position)
         except UnsupportedEvent as error:
             self.hiding.refuse_to_hold(relation.schema, relation.table, str(error))
-            self.held[relation.full_name] = str(error)
-            return HELD
+            self.holds[relation.full_name] = str(error)
+            return ON_HOLD
         return version
 
     def _key_columns(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:

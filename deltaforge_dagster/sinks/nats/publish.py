@@ -23,7 +23,7 @@ _WILDCARD_VERSION = (2, 11)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PublishLimits:
     """Settings shared by all sessions of a sink.
 
     Attributes:
@@ -42,7 +42,7 @@ class Terms:
 
 
 @dataclass(slots=True)
-class Pass:
+class PublishAttempt:
     """How far a sink has sent, to decide which messages a stream may drop as duplicates.
 
     A stream drops a message whose id it already has. That is right if the sink missed the
@@ -75,18 +75,18 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Task:
+class Publish:
     """A batch on its way.
 
     Attributes:
         batch: The batch.
-        passing: The pass to which it belongs.
+        attempt: The pass to which it belongs.
         row: The first row that is not known to have arrived.
         uncertain: Whether messages from that row may have arrived.
     """
 
     batch: SinkBatch
-    passing: Pass
+    attempt: PublishAttempt
     row: int = 0
     uncertain: bool = False
 
@@ -104,27 +104,27 @@ class Task:
         return self.batch.segment, self.ordinal(row)
 
 
-def check_stream(link: NatsLink, stream: Stream, terms: Terms) -> None:
+def check_stream(link: NatsLink, stream: Stream, limits: PublishLimits) -> None:
     """Check that a stream's configuration suits a sink.
 
     Raises:
         SinkRejected: It does not; the message says what to change.
     """
     where = f"{link.where}: stream {stream.name!r}"
-    takes = stream.takes if terms.exactly_once else stream.takes_some
-    if not takes(terms.pattern):
+    takes = stream.takes if limits.exactly_once else stream.takes_some
+    if not takes(limits.pattern):
         raise SinkRejected(
-            f"{where} does not take {terms.pattern!r}, only {', '.join(stream.subjects)}; "
+            f"{where} does not take {limits.pattern!r}, only {', '.join(stream.subjects)}; "
             f"add it: nats stream edit {stream.name} --subjects=..."
         )
     for setting, wanted in (("no_ack", "acknowledges nothing"), ("sealed", "is sealed")):
         if stream.config.get(setting):
             raise SinkRejected(f"{where} {wanted} ({setting}: true); change that, or use another")
-    if terms.exactly_once:
-        _check_exactly_once(link, stream, terms)
+    if limits.exactly_once:
+        _check_exactly_once(link, stream, limits)
 
 
-def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
+def _check_exactly_once(link: NatsLink, stream: Stream, limits: PublishLimits) -> None:
     where = f"{link.where}: stream {stream.name!r}"
     config = stream.config
     if config.get("retention", "limits") != "limits":
@@ -140,7 +140,7 @@ def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
     if config.get("subject_transform"):
         raise SinkRejected(f"{where} renames subjects, which exactly_once cannot follow")
     version = str(link.info.get("version", "0")).split(".")
-    if is_wild(terms.pattern) and (int(version[0]), int(version[1])) < _WILDCARD_VERSION:
+    if is_wild(limits.pattern) and (int(version[0]), int(version[1])) < _WILDCARD_VERSION:
         raise SinkRejected(
             f"{link.where} is NATS {link.info.get('version')}: exactly_once with a "
             "template needs 2.11 or newer"
@@ -148,23 +148,23 @@ def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
 
 
 def sendable(
-    link: NatsLink, stream: Stream | None, terms: Terms, packer: Packer, task: Task
+    link: NatsLink, stream: Stream | None, limits: PublishLimits, packer: Packer, publish: Publish
 ) -> tuple[int, Undeliverable | None]:
     """Return the end of the messages that can be sent, and the error for the first one that cannot.
 
     If one message of a change cannot be sent, none of them is.
     """
-    batch = task.batch
+    batch = publish.batch
     limit = link.max_payload
     largest = None if stream is None else stream.max_message
     if largest is not None:
         limit = min(limit, largest)
-    if batch.origin is not None and terms.exactly_once:
+    if batch.origin is not None and limits.exactly_once:
         limit -= len(batch.position_at(batch.messages.num_rows - 1).to_json())
     problem = packer.problem(limit)
     if problem is None:
         return batch.messages.num_rows, None
-    ordinal = task.ordinal(problem.row)
+    ordinal = publish.ordinal(problem.row)
     stop = int(np.searchsorted(batch.messages.column("ordinal").to_numpy(), ordinal))
     label = f"{link.where}: the message of segment {batch.segment}, ordinal {ordinal}"
     if problem.kind == "too large":
