@@ -117,8 +117,24 @@ class SinkPosition:
     redriven: str = ""
 
     def to_json(self) -> str:
-        """Return the text that a sink stores: one JSON object with these fields."""
-        return orjson.dumps(self).decode()
+        """Return the text that a sink stores: one JSON object with these fields.
+
+        The incarnation is called `lineage` there, as in every position that sinks already store.
+        """
+        return orjson.dumps(
+            {
+                "uid": self.uid,
+                "lineage": self.incarnation,
+                "segment": self.segment,
+                "segment_id": self.segment_id,
+                "ordinal": self.ordinal,
+                "event_id": self.event_id,
+                "start": self.start,
+                "end": self.end,
+                "source": self.source,
+                "redriven": self.redriven,
+            }
+        ).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -129,8 +145,8 @@ class SinkPosition:
         """
         try:
             fields = orjson.loads(text)
-            values = {name: fields[name] for name in cls.__slots__ if name != "redriven"}
-            values["redriven"] = fields.get("redriven", "")
+            fields = {"redriven": "", **fields, "incarnation": fields["lineage"]}
+            values = {name: fields[name] for name in cls.__slots__}
         except (ValueError, KeyError, TypeError) as error:
             raise SinkRejected(_NO_POSITION) from error
         if any(type(value) is not _NUMBERS.get(name, str) for name, value in values.items()):

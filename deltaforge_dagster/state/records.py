@@ -7,8 +7,8 @@ Positions are JSON text (`positions`), times are seconds since 1970 by the store
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.tables import Contained
@@ -452,8 +452,8 @@ class HoldPart:
 class HoldRow:
     """A hold. `since` is a time, `since_position` a position before all parked events.
 
-    `remedy` is the remedy with which the events of a released hold are decoded, JSON text in a
-    format of the source.
+    `remedy` is what the user gave for decoding the events of a released hold, such as a table's
+    definition: JSON text in a format of the source.
     """
 
     kind: str
@@ -470,6 +470,11 @@ class HoldRow:
     def passed(self, whole_segment: int) -> bool:
         """Return whether a sink that has everything up to `whole_segment` has all parked events."""
         return self.state == "journaled" and whole_segment >= (self.last_segment or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as `--json` prints them, where the remedy is called mend."""
+        names = {"remedy": "mend"}
+        return {names.get(name, name): value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ chunk:
 ===========  ======================================================================================
 `planned`    the chunk has not been read, or its rows can no longer be used
 `read`       its rows are in a staging file of the journal's folder
-`complete`    its rows are in the journal, except those that changed meanwhile (deduplicated)
+`complete`   its rows are in the journal, except those that changed meanwhile (deduplicated)
 ===========  ======================================================================================
 
 A snapshot is `wanted` until its chunks are planned, and `reading` until all of them are `complete`
@@ -18,8 +18,8 @@ and no `relocated_rows` are left; then it is `complete`. A snapshot that was sto
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 SnapshotState = Literal["wanted", "reading", "complete", "cancelled"]
 ChunkState = Literal["planned", "read", "complete"]
@@ -66,6 +66,10 @@ class SnapshotRow:
     def state_text(self) -> str:
         """The state as text for users."""
         return _STATE_TEXTS[self.state]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as `--json` prints them, where a complete snapshot is spliced."""
+        return {**asdict(self), "state": {"complete": "spliced"}.get(self.state, self.state)}
 
 
 _STATE_TEXTS: dict[SnapshotState, str] = {
@@ -174,3 +178,8 @@ class SnapshotProgress:
     def chunks(self) -> int:
         """Total number of chunks."""
         return self.planned + self.read + self.complete
+
+    def to_json(self) -> dict[str, int]:
+        """Return the numbers as `--json` prints them, where complete chunks are spliced."""
+        names = {"complete": "spliced"}
+        return {names.get(name, name): number for name, number in asdict(self).items()}

@@ -105,12 +105,12 @@ class Overview:
             "run_id": lease.run_id if lease is not None and active else None,
             "sinks": [self._sink(sink) for sink in self.sinks],
             "unsensed_segments": self.unsensed,
-            "holds": [asdict(hold) for hold in self.holds],
+            "holds": [hold.to_json() for hold in self.holds],
             "dead_letters": asdict(self.dead_letters),
             "snapshot": self.snapshot
             and {
-                **asdict(self.snapshot[0]),
-                "progress": {name: asdict(progress) for name, progress in self.snapshot[1].items()},
+                **self.snapshot[0].to_json(),
+                "progress": {name: counts.to_json() for name, counts in self.snapshot[1].items()},
             },
         }
 

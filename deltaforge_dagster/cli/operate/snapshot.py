@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Annotated, Any, Self
 
 import typer
@@ -229,8 +228,8 @@ def _print(
     now: float | None = None,
 ) -> None:
     if json_output:
-        tables: dict[str, Any] = {name: asdict(counts) for name, counts in progress.items()}
-        typer.echo(json.dumps({"pipeline": pipeline, **asdict(row), "progress": tables}))
+        tables: dict[str, Any] = {name: counts.to_json() for name, counts in progress.items()}
+        typer.echo(json.dumps({"pipeline": pipeline, **row.to_json(), "progress": tables}))
         return
     since = f", requested {duration(now - row.created_at)} ago" if now is not None else ""
     sinks = f", for {', '.join(row.sinks)}" if row.sinks else ""
