@@ -1,4 +1,4 @@
-"""Rows that are held: later changes of a row wait behind a dead letter of that row.
+"""Keys that are blocked: later changes of a row wait behind a dead letter of that row.
 
 A key is a table and the row's key as JSON text. Some changes touch several keys: an update that
 changes the key touches the old and the new one; a TRUNCATE touches every key of its table. A change
@@ -57,17 +57,17 @@ class Keys:
 
     @property
     def some(self) -> bool:
-        """Whether it is known which rows the change touches."""
+        """Whether the rows that the change touches can be identified."""
         return self.whole or self.row is not None
 
     @property
     def keys(self) -> list[str]:
-        """Its keys."""
+        """The row's key and its previous one, as far as there are any."""
         return [key for key in (self.row, self.old) if key is not None]
 
 
 class BlockedKeys:
-    """The keys that entries of a queue hold."""
+    """The keys that entries of a dead-letter queue block."""
 
     def __init__(self, entries: Iterable[DeadLetterRow] = ()) -> None:
         self._keys: dict[str, dict[str, Place]] = {}
@@ -82,14 +82,14 @@ class BlockedKeys:
 
     @property
     def tables(self) -> Mapping[str, Collection[str] | None]:
-        """The blocked keys of each table; None if the whole table is held."""
+        """The blocked keys of each table; None if the whole table is blocked."""
         return {
             table: None if table in self._tables else keys.keys()
             for table, keys in self._keys.items()
         }
 
     def hold(self, offset: Place, keys: Keys) -> bool:
-        """Hold the keys of a change at an offset; return whether any of them was not yet held."""
+        """Block the keys of a change at an offset; return whether any was not blocked yet."""
         blocked = self._keys.setdefault(keys.table, {})
         before = len(blocked) + len(self._tables)
         for key in keys.keys:
@@ -112,7 +112,7 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
 
     Args:
         entries: All entries of the sink, in the order of the journal.
-        reached: The sink's checkpoint.
+        reached: The sink's checkpoint; entries behind it are not due.
     """
     due = []
     blocked = BlockedKeys()
@@ -128,7 +128,7 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
 
 
 def waiting(blocked: BlockedKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
-    """Return the indexes of the rows that wait; all keys that they touch are held from then on.
+    """Return the indexes of the rows that wait; all keys that they touch are blocked then.
 
     Args:
         blocked: The blocked keys, to which those of waiting rows are added.

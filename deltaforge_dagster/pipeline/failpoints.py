@@ -38,7 +38,7 @@ FAILPOINTS = (
     "dead-letter-written",  # it has its entry, the checkpoint has not passed it
     "redrive-sent",  # a dead letter was delivered, its entry is still there
     "redrive-written",  # its entry is gone
-    "table-commit-planned",  # what a commit to a sink's tables covers is stored, nothing of it is written
+    "table-commit-planned",  # what a commit of tables covers is stored, nothing of it is written
     "table-commit-staged",  # its files are there, no table has them
     "table-pending-planned",  # it is stored that it goes to the pending changes of tables
     "table-pending-added",  # they contain it, and are still to be folded
@@ -49,7 +49,7 @@ FAILPOINTS = (
     "table-commit-complete",  # all tables have it, the front and the checkpoint have not moved
     "table-resync-begun",  # a table is suspended and its snapshot requested, it has the old rows
     "lake-pending-recreated",  # the table of its pending changes is empty
-    "table-recreated",  # a table is empty, it is still held
+    "table-recreated",  # a table is empty, it is still suspended
     "checkpoint-written",  # the checkpoint moved, the source was not told
     "source-confirmed",  # the source was told how far it may discard its log
     "range-closed",  # the range is closed, nothing of it is published

@@ -85,7 +85,7 @@ class Observer(Protocol):
         ...
 
     def warn(self, message: str) -> None:
-        """Show people a message that is no error of the run."""
+        """Show users a message that is not an error of the run."""
         ...
 
 

@@ -38,7 +38,7 @@ class Use:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Use the sink exclusively; if it was closed meanwhile, release its connections on exit."""
+        """Use the sink exclusively; on exit, release its connections if it was closed meanwhile."""
         with self._lock:
             try:
                 yield

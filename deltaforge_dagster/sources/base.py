@@ -103,8 +103,8 @@ class SourceNotes(SchemaRegistry, Protocol):
     def holds(self) -> Mapping[str, str]:
         """Return the full names of tables that have a hold, each with the reason.
 
-        All later events of these tables are on hold as well (`ParkedEvent`), even those that can be
-        decoded, because no change may overtake a held one.
+        All later events of these tables are parked as well (`ParkedEvent`), even those that can be
+        decoded, because no change may overtake a parked one.
         """
         ...
 
@@ -128,7 +128,7 @@ class ParkedEvent:
 
     Attributes:
         table: Full name of the table.
-        reason: Why it is held, and what to do about it.
+        reason: Why it is parked, and what to do about it.
         data: Everything that `Source.decode_parked` needs to decode it later.
     """
 
@@ -166,7 +166,7 @@ class ChangeBatch:
             transaction up to it completely. None while a transaction is open. In a batch without
             rows, a position up to which the log has no change for us (idle progress), or None.
         log_bytes: Bytes of log read for this batch.
-        parked: Events that must be held. They, too, are before `end` in the log.
+        parked: Events of tables on hold. They, too, are before `end` in the log.
     """
 
     rows: pa.RecordBatch | None

@@ -398,7 +398,10 @@ class CheckpointWrites:
 def status_columns(
     segment: int, ordinal: int, complete: bool, position: str | None
 ) -> dict[str, Any]:
-    """Return the columns of a checkpoint that is set to a row, regardless of its old state."""
+    """Return the columns of a checkpoint that is set to a row of the journal from outside.
+
+    Whatever described its former deliveries is reset: failures, incarnation, what was sent.
+    """
     return {
         "segment": segment,
         "ordinal": ordinal,

@@ -4,7 +4,8 @@ A hold is identified by its kind (`table`: its events cannot be decoded; `schema
 newest version waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
-`held`         events of the subject are kept in files of the journal's folder (`hold_part`)
+`held`         events of the subject are *parked*: kept in files of the journal's folder
+               (`hold_part`)
 `released`     the problem was fixed or the version approved; the next run turns the events into
                segments
 `journaled`    the events are in the journal, the last one in `last_segment`; the files are not
@@ -75,7 +76,7 @@ class HoldRepository:
         """Approve all pending versions of a table; the next run delivers the parked changes.
 
         Returns:
-            The number of changes that were held.
+            The number of parked changes.
 
         Raises:
             NotAllowed: No version of the table waits for approval.
@@ -127,7 +128,7 @@ class HoldWrites:
         self.add(parked)
 
     def revoke_release(self, hold: HoldRow, reason: str) -> None:
-        """Revoke a release, because the parked events still cannot be decoded; `reason` says why."""
+        """Revoke a release: the parked events still cannot be decoded, for `reason`."""
         self._connection.execute(
             update(holds)
             .where(_same_hold(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")

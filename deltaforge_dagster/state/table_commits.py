@@ -55,10 +55,10 @@ from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.snapshots import insert_snapshot, unfinished_snapshot
 
 Destination: TypeAlias = tuple[str, ...]
-"""Name of a table in the lake, outermost part first."""
+"""Name of a table of a sink, outermost part first."""
 
 TO_BE_RECREATED = "it is to be loaded again, and is recreated first"
-"""The `error` of a suspended table whose resync has begun, until the first attempt to recreate it."""
+"""The `error` of a table that a resync has suspended, until the first attempt to recreate it."""
 
 _FRONT = ""
 _ERROR_LENGTH = 2000
@@ -121,7 +121,7 @@ class TableResync:
         sink: The sink.
         destination: Name of the table.
         table_name: Full name of the source's table.
-        begun: Whether its snapshot is requested, so that the table is suspended until it was
+        begun: Whether its snapshot was requested, so that the table is suspended until it was
             recreated.
     """
 
@@ -154,7 +154,7 @@ class PendingTable:
 
 @dataclass(frozen=True, slots=True)
 class TableCommits:
-    """How far the tables of one sink have come."""
+    """How far the tables of one sink have come: the front, and the tables that are behind it."""
 
     front: TableFront
     suspended: Mapping[Destination, SuspendedTable]
@@ -205,7 +205,7 @@ class TableWrite:
 
     Attributes:
         source: Schema (the database if there are no schemas) and name of the source's table.
-        destination: Name of the table in the lake.
+        destination: Name of the sink's table.
         columns: Name and type of each of its columns, as Spark names types.
         changes: Number of changes of the source.
         position: Position in the source up to which the table has everything, JSON text.
@@ -538,7 +538,7 @@ class TableCommitWrites:
         return True
 
     def suspend(self, sink: str, rejection: Rejection) -> None:
-        """Hold a table that is complete up to the front: its pending changes cannot be folded."""
+        """Suspend a table that has reached the front: its pending changes cannot be folded."""
         if _key(rejection.destination) in _rows(self._connection, self._pipeline, sink):
             return
         self._insert(

@@ -5,7 +5,7 @@ its hold in the same fenced write that moves the captured position past the even
 
 Releasing: before the log is read, the events of each released hold are decoded into one segment at
 the end of the journal. This segment starts and ends at the captured position, so that the positions
-of segments never go back and the positions that sinks keep stay in order. Nothing else of a held
+of segments never go back and the positions that sinks keep stay in order. Nothing else of such a
 table is captured before, so its parked events come first in every sink. Events that still cannot be
 decoded are parked again, with the new reason, and the run continues.
 
@@ -97,7 +97,7 @@ class Holds:
         self._lease = lease
 
     def open(self, event: ParkedEvent, since: Position) -> OpenPart:
-        """Open a file for parked events of one table, all of which come after `since` in the log."""
+        """Open a file for parked events of a table, all of which come after `since` in the log."""
         writer = self._journal.parked_writer(self._lease.pipeline, self._lease.epoch)
         return OpenPart(event, since, writer)
 
@@ -175,7 +175,7 @@ class Holds:
     def _empty(self, hold: HoldRow, again: Sequence[HoldPart]) -> None:
         """Record that a released hold contained no rows for the journal.
 
-        Events in `again` stay held.
+        Events in `again` stay parked.
         """
         self._lease.write(lambda writer: writer.holds.replace(hold, again))
 

@@ -142,18 +142,18 @@ class SpecChange:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """How far a pipeline is.
+    """How far a pipeline has come when its file changes, which decides what a change does.
 
     Attributes:
-        pipeline: The pipeline.
-        checkpoints: Of its sinks.
+        pipeline: The pipeline's row in the state store.
+        checkpoints: The checkpoints of its sinks, by sink id.
     """
 
     pipeline: PipelineRow
     checkpoints: Mapping[str, CheckpointRow]
 
     def beginning(self, start: str | None) -> str:
-        """Return where a sink that is added now begins."""
+        """Return where a sink that is added now begins, as the predicate of a sentence."""
         attached = [row for row in self.checkpoints.values() if row.attached]
         if start == "tail":
             return "begins with changes captured after it was added"

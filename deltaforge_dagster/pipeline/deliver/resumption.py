@@ -1,37 +1,38 @@
-"""Resume a sink after it was opened: where its checkpoint and the position that it keeps say.
+"""Decide where a sink resumes after it was opened: after its checkpoint or its own position.
 
 A sink that delivers exactly once stores its own position with the data. Usually both agree, or the
 sink is slightly ahead because a run died before it wrote the checkpoint. They differ after
 something was restored, reset or created again:
 
-=====================================  ==========================================================
-the sink's position is                 the sink resumes
-=====================================  ==========================================================
-absent                                 after the checkpoint
-of this uid and incarnation, sent last     after the checkpoint; changes in between were not for it
-of this uid and incarnation, newer         after the position; the checkpoint advances
-of this uid and incarnation, older         after the position: the sink has lost data, which is sent
-                                       again from the journal with a warning; *stop* if the
-                                       journal no longer has it
-of this uid, of another incarnation        after the checkpoint: it was reset, or later changes were
-                                       delivered at least once, so the position is outdated
-of another uid, checkpoint overrules   after the checkpoint, for the same reasons
-of our incarnation, but of another uid     the journal was rebuilt: after the checkpoint if the
-                                       position is from before the journal, else as below
-otherwise                              at the *source position*: the journal was created again, or
-                                       the state store was restored from a backup
-=====================================  ==========================================================
+======================================  =========================================================
+the sink's position is                  the sink resumes
+======================================  =========================================================
+absent                                  after the checkpoint
+of this uid and incarnation, sent last  after the checkpoint; changes in between were not for it
+of this uid and incarnation, newer      after the position; the checkpoint advances
+of this uid and incarnation, older      after the position: the sink has lost data, which is
+                                        sent again from the journal with a warning; *stop* if
+                                        the journal no longer has it
+of this uid, of another incarnation     after the checkpoint: it was reset, or later changes were
+                                        delivered at least once, so the position is outdated
+of another uid, checkpoint overrules    after the checkpoint, for the same reasons
+of our incarnation, but of another uid  the journal was rebuilt: after the checkpoint if the
+                                        position is from before the journal, else as below
+otherwise                               at the *source position*: the journal was created again,
+                                        or the state store was restored from a backup
+======================================  =========================================================
 
 In the last case the event that the position names is looked up in the present journal, waiting
 until capture has reached it, and the sink resumes after it: everything before it in the log has
 arrived. If the event is not where it must be, if the journal starts after it, or if it is of
 another source, the sink stops. A change that may not have been delivered is never skipped.
 
-`incarnation` is the checkpoint incarnation: a random id of the series of deliveries that a
-checkpoint belongs to. `decide`, `find_event` and `find_segment` only decide; `Resumption`, of which
-each deliverer has one, reads what they need and applies the decision. Its `begin` reads the sink's
-own position after the sink was opened; `settle` then moves the checkpoint to where the sink really
-is, at once or when capture has reached that place.
+The *uid* is that of the pipeline's journal. The *incarnation* of a checkpoint is the random id of
+the series of deliveries that it belongs to; a reset begins another one. `decide`, `find_event` and
+`find_segment` only decide; `Resumption`, of which each deliverer has one, reads what they need and
+applies the decision. Its `begin` reads the sink's own position after the sink was opened; `settle`
+then moves the checkpoint to where the sink really is, at once or when capture has reached that
+place.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ class JournalEnd:
     """The journal that a position is compared with.
 
     Attributes:
-        uid: Of the pipeline, new whenever the journal starts afresh.
+        uid: Uid of the pipeline, which is new whenever the journal starts from scratch.
         source: Id of the pipeline's source.
         next_segment: Number of the segment to be captured next.
-        start: Where its first segment starts, JSON text; where the next one will start if it is
-            empty.
+        start: Position at which its first segment starts, JSON text; if the journal is empty, where
+            the next segment will start.
     """
 
     uid: str
@@ -154,7 +155,7 @@ def decide(
     segment: Segment | None,
     journal: JournalEnd,
 ) -> JournalPlace | SkipToEvent:
-    """Return where a sink resumes that keeps a position of its own.
+    """Return where a sink that stores its own position resumes.
 
     Args:
         checkpoint: The sink's checkpoint.
@@ -550,7 +551,7 @@ class Resumption:
 
 
 def _reached(row: PipelineRow) -> str:
-    """Return the captured position, or else the start position.
+    """Return the captured position; before anything was captured, the start position.
 
     The start position is fixed before anything is delivered.
     """

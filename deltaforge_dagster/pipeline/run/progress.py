@@ -1,4 +1,4 @@
-"""What a run makes of its progress: when it ends by itself, and what it logs once a minute.
+"""Watch the progress of a run: decide when it ends by itself, and log a line every minute.
 
 A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
 `run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must

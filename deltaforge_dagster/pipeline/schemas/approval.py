@@ -1,4 +1,4 @@
-"""Schema versions of a run: stored under its lease, their rows held until they are approved.
+"""Schema versions of a run: stored under its lease, their rows parked until they are approved.
 
 With `engine.schemas.on_schema_change: pause_table`, a table is on hold from the first row of a
 version that waits for approval: this row and all later ones of the table become parked events
@@ -6,7 +6,7 @@ version that waits for approval: this row and all later ones of the table become
 their way to the journal pass through here: those of the log stream, and those of parked events that
 can now be decoded.
 
-`tx_end` marks the last row of a transaction. When that row is held, the mark has to move, so the
+`tx_end` marks the last row of a transaction. When that row is parked, the mark has to move, so the
 rows that pass and the parked rows of each table are separate streams, each with its own marks. To
 know which row is the last, each stream keeps one row of an open transaction until more of it
 arrives.
@@ -123,7 +123,7 @@ class SchemaApproval:
         ends: _Mask,
         batch: ChangeBatch,
     ) -> list[pa.RecordBatch]:
-        """Return the next rows of a table's held stream, or (None) of the stream that passes."""
+        """Return the next rows of a table's parked stream, or (None) of the stream that passes."""
         stream = self._streams.setdefault(table, _RowStream())
         batches = stream.accept(rows, chosen, ends)
         # A batch with an end position contains only complete transactions up to there.
@@ -224,7 +224,7 @@ class FencedRegistry:
             self._store.gaps.note_fates(pipeline, noted)
 
     def holds(self) -> Mapping[str, str]:
-        """Return the tables whose undecoded events are held, each with the reason."""
+        """Return the tables whose undecoded events are parked, each with the reason."""
         return {
             hold.subject: hold.reason
             for hold in self._store.holds.read(self._lease.pipeline)

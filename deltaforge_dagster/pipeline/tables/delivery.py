@@ -176,7 +176,7 @@ class TableProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """A commit of the segments after `after` up to `last`: to one suspended table, or to all others."""
+    """The segments after `after` up to `last`, for one suspended table or for all others."""
 
     table: SuspendedTable | None
     after: int
@@ -307,7 +307,7 @@ class TableDelivery:
             self.close()
 
     def stuck(self, captured: str | None) -> bool:
-        """Return whether the sink fails, or tables are suspended while the others have everything."""
+        """Return whether the sink fails, or only suspended tables lack anything."""
         error = self._thread.attempts.error
         if isinstance(error, AwaitsCapture):
             return self._skips.looked_up_to == captured
@@ -804,7 +804,7 @@ class TableDelivery:
         rejected: Mapping[Destination, Exception],
         writes: Sequence[TableWrite],
     ) -> None:
-        """Move the front to the end of a commit, and suspend the tables that could not be written."""
+        """Move the front to the end of a commit; suspend the tables that could not be written."""
         now = self._store.now()
         rejections = [
             self._rejection(destination, error, 0, now) for destination, error in rejected.items()
@@ -1001,7 +1001,7 @@ def _suspended_table(
 def _failing(
     suspended: Mapping[Destination, SuspendedTable],
 ) -> Mapping[Destination, SuspendedTable]:
-    """Return the suspended tables without those that only wait to be recreated, which is no failure."""
+    """Return the suspended tables that failed; waiting to be recreated is no failure."""
     return {
         name: table for name, table in suspended.items() if table.failures or not table.recreate
     }

@@ -89,7 +89,7 @@ def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
 
 
 def _used_destinations(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
-    """Return the destinations that a sink has written, and those that it holds."""
+    """Return the tables that a sink has written, and those that are suspended."""
     commits = store.table_commits.read(pipeline, sink)
     written = {
         stored.write.destination

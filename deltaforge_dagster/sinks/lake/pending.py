@@ -193,7 +193,7 @@ class PendingRows:
         return f"CASE WHEN {last}.op <> 'd' THEN {last}.v END"
 
     def _last_name(self, name: str) -> str:
-        """Return the name under which the last value of a column is held."""
+        """Return the name of the field with the last value of a column."""
         return f"df_v{self.columns.index(name)}"
 
     def _quoted(self, name: str) -> str:

@@ -24,7 +24,7 @@ _WILDCARD_VERSION = (2, 11)
 
 @dataclass(frozen=True, slots=True)
 class PublishLimits:
-    """Settings shared by all sessions of a sink.
+    """What all sessions of a sink may publish: subjects, stream, and time for it.
 
     Attributes:
         suffix: Suffix of the sink's message ids.
@@ -43,19 +43,22 @@ class PublishLimits:
 
 @dataclass(slots=True)
 class PublishAttempt:
-    """How far a sink has sent, to decide which messages a stream may drop as duplicates.
+    """How far an attempt to publish the log in order has come, live or in a replay.
+
+    It decides which messages a stream may drop as duplicates.
 
     A stream drops a message whose id it already has. That is right if the sink missed the
-    acknowledgement of the first attempt. It is wrong if other messages were stored after that
-    message: after a reset or a restored source position the log is sent again, and if the stream
-    dropped its newest part as duplicates, older values would remain behind newer ones. Such a
-    message is stored again under another id.
+    acknowledgement when it sent the message before. It is wrong if other messages were stored after
+    that message: after a reset or a restored source position the log is sent again, and if the
+    stream dropped its newest part as duplicates, older values would remain behind newer ones. Such
+    a message is stored again under another id.
 
     Attributes:
         sent: Segment and ordinal of the last message that was sent.
         acknowledged: Segment and ordinal of the last message that was acknowledged.
         fresh: Whether nothing was stored yet, so that messages of an earlier run may be duplicates.
-        restarted: Whether the pass starts over, so that the next message must begin a new chain.
+        restarted: Whether the log is sent again from an earlier place, so that the next message
+            must begin a new chain.
         again: Suffix for the ids of messages that are stored again; empty until one is.
     """
 
@@ -66,7 +69,7 @@ class PublishAttempt:
     again: str = ""
 
     def begin(self, batch: SinkBatch) -> None:
-        """Register the next batch; if it was acknowledged before, the pass starts over."""
+        """Register the next batch; if it was acknowledged before, start over."""
         ordinal = cast("int", batch.messages.column("ordinal")[0].as_py())
         if (batch.segment, ordinal) <= self.acknowledged:
             self.sent = self.acknowledged = (batch.segment, ordinal - 1)
@@ -76,11 +79,11 @@ class PublishAttempt:
 
 @dataclass(slots=True)
 class Publish:
-    """A batch on its way.
+    """A batch that is being published.
 
     Attributes:
         batch: The batch.
-        attempt: The pass to which it belongs.
+        attempt: The attempt to which it belongs.
         row: The first row that is not known to have arrived.
         uncertain: Whether messages from that row may have arrived.
     """

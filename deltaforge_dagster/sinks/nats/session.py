@@ -82,11 +82,11 @@ class Session:
 
     Args:
         link: The connection, already connected.
-        limits: Settings shared by all sessions of the sink.
+        limits: What all sessions of the sink may publish.
 
     Attributes:
         link: The connection.
-        tail: What the stream holds of the sink; read by `read_tail`, updated by `deliver`.
+        tail: The sink's last messages in the stream; read by `read_tail`, updated by `deliver`.
     """
 
     def __init__(self, link: NatsLink, limits: PublishLimits) -> None:
@@ -118,7 +118,7 @@ class Session:
         check_stream(self.link, stream, self._limits)
 
     def read_tail(self) -> None:
-        """Read what the stream holds of the sink into `tail`.
+        """Read which messages of the sink are the last in the stream, into `tail`.
 
         Raises:
             SinkUnavailable: The server does not answer.
@@ -254,13 +254,13 @@ class Session:
         """Record what is stored of a block with a bad answer, and break the chain.
 
         Args:
-            packer: Packs the batch.
-            publish: The batch.
+            packer: Packs the messages of the batch.
+            publish: The batch and how far it has come; moved to the first row to send again.
             block: The block.
             rows: The rows that the block's first bad answer covers.
 
         Returns:
-            The sequence of the message before the rows.
+            The stream's sequence of the message before these rows.
         """
         try:
             self._stored(publish, block, rows.start)
@@ -317,7 +317,7 @@ class Session:
             raise
 
     def _stored(self, publish: Publish, block: PackedMessages, row: int) -> None:
-        """Record that everything before this row of a block has been stored.
+        """Record that the stream has stored everything before this row of a block.
 
         Messages behind the row may be stored, too, if a connection that was lost before delivers
         the row itself late. They do not count in `tail`, which is what this sink left in the
@@ -396,7 +396,7 @@ class Session:
         return marks
 
     def _prepare_retry(self, error: ApiError, publish: Publish) -> None:
-        """Prepare a new chain that begins at the refused `publish.row`; raise if that cannot help."""
+        """Let a new chain begin at the refused `publish.row`; raise if that cannot help."""
         assert self._stream is not None
         where = f"{self.link.where}: stream {self._stream.name!r}"
         if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
@@ -487,7 +487,7 @@ class Session:
 
 
 def _is_id(text: str, packer: Packer, row: int) -> bool:
-    """Return whether a message's id is that of a row, in this pass or stored again in another."""
+    """Return whether a message's id is that of a row, also if it was stored again under another."""
     return f"{text}|".startswith(f"{packer.message_id(row)}|")
 
 

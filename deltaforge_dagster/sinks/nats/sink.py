@@ -104,12 +104,9 @@ class NatsSink:
         self._send_timeout = send_timeout
         self._link: NatsLink | None = None
         self._session: Session | None = None
-        self._tail: StreamTail | None = (
-            None  # what the stream held when this sink last read or wrote it
-        )
-        self._attempts: dict[str | None, PublishAttempt] = {
-            None: PublishAttempt()
-        }  # by the run id of the replay
+        self._tail: StreamTail | None = None  # when this sink last read or wrote the stream
+        # By the run id of the replay; None for live delivery.
+        self._attempts: dict[str | None, PublishAttempt] = {None: PublishAttempt()}
         self._undrained = False
         self._use = Use(sink_id, self._drop)
 

@@ -133,7 +133,7 @@ def _overlap(first: list[str], second: list[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StreamTail:
-    """What a stream holds of a sink.
+    """The last messages of a sink that a stream has.
 
     Attributes:
         sequence: Sequence of the last message on the sink's subjects, 0 if there is none.
@@ -167,7 +167,7 @@ class _Message:
 
 
 class Reader:
-    """Reads what a stream holds of a sink.
+    """Reads the last messages of a sink from a stream.
 
     Args:
         link: Connection for the requests.
@@ -188,7 +188,7 @@ class Reader:
         self._seconds = seconds
 
     def tail(self) -> StreamTail:
-        """Return what the stream holds of the sink.
+        """Return the last messages of the sink that the stream has.
 
         Raises:
             SinkUnavailable: The server does not answer, or refuses for now.

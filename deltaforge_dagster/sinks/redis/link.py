@@ -203,7 +203,7 @@ class RedisLink:
             self._request("CLIENT", "SETNAME", name)
 
     def watch(self, key: str | None) -> None:
-        """Watch `key`, so that the next block has no effect if it changes, and read it into `stored`.
+        """Watch `key`, so that the next block has no effect if it changes; read it into `stored`.
 
         Does nothing if the key is already watched. With None, the next block is always executed.
 

@@ -346,9 +346,8 @@ class RedisSink:
         keeping = block.position is not None
         node = self._node_of(delivery.slot)
         link = node.connected(self._key() if keeping else None, block)
-        arrived = (
-            delivery.sent and link.stored == block.position
-        )  # only the acknowledgement was lost
+        # If the position is there, only the acknowledgement was lost.
+        arrived = delivery.sent and link.stored == block.position
         if not (keeping and arrived):
             if keeping and link.stored != self._stored:
                 raise self._position_moved()

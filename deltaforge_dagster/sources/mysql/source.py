@@ -408,7 +408,7 @@ class MysqlSource:
     def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the parked events of a table, and yield the changes that `read` would have yielded.
+        """Decode the parked events of a table; yield the changes that `read` would have yielded.
 
         The table's definition after the last event is stored for the log after `position`, unless
         one is stored already.

@@ -63,7 +63,7 @@ class Part:
         changes: The changes.
         end: The position after them, at which a segment may end; None inside a transaction.
         reached: The position of the reading after them.
-        parked: Events that must be held.
+        parked: Events of tables on hold.
     """
 
     changes: Sequence[TursoChange]

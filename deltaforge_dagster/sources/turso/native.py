@@ -428,7 +428,7 @@ class NativeReading:
         )
 
     def _decode(self, row: Row, name: str, parked: list[ParkedEvent]) -> TursoChange | None:
-        """Decode a change; None if it is held instead.
+        """Decode a change; None if it is parked instead.
 
         If its table is on hold, or its definition is uncertain, the change is added to `parked`.
         """

@@ -375,7 +375,7 @@ def decode_parked(
     outboxes: MysqlOutboxTables = NO_OUTBOX,
     rules: ColumnRules = NO_RULES,
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the parked events of one table, and yield the changes that a stream would have yielded.
+    """Decode the parked events of a table; yield the changes that a stream would have yielded.
 
     If an insert lacks a column whose default is not certain, its row is written without the column;
     the user who released the table was told so.

@@ -90,8 +90,8 @@ checksums, and the file position of the event that contains them.
 # `tables`: one line per table version. `columns`: one line per column of any of them.
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)
 """Line of its first column; number of columns; number of columns up to the last one of the key, 0
-without a key; 1 if its changes are captured, `ON_HOLD` if they are held, else 0; the most bytes of
-JSON that a row image needs for braces, names and all values of bounded size.
+without a key; 1 if its changes are captured, `ON_HOLD` if they are parked, else 0; the most bytes
+of JSON that a row image needs for braces, names and all values of bounded size.
 """
 TABLE_WIDTH = 5
 ON_HOLD = 2

@@ -369,7 +369,7 @@ class NonRowEvents:
     def _add_statement(self, op: str, db: str, table: str, query: QueryEvent) -> None:
         """Add the row of a statement as the newest change of its transaction.
 
-        If the row is a TRUNCATE of a table on hold, it is held instead.
+        If the row is a TRUNCATE of a table on hold, it is parked instead.
         """
         state = self._state
         tx = self._assembler.txs[int(state[TXS]) - 1]

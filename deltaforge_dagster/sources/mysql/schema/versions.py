@@ -75,7 +75,7 @@ from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _Described = tuple[bytes, LogServer, CatalogTable | None, bool]
 """What distinguishes versions of a table: the TABLE_MAP event without the table id, the server that
-wrote it, the definition if the table is captured and not held, and whether the table is
+wrote it, the definition if the table is captured and not on hold, and whether the table is
 captured."""
 
 _NO_STAMP = SchemaStamp("", 0, 0)
@@ -217,7 +217,7 @@ class MysqlTableVersions:
         """Hold a table, given by its full name, from its next TABLE_MAP event on.
 
         Raises:
-            SourceMisconfigured: Values of it must be hidden, so that it cannot be held.
+            SourceMisconfigured: Values of it must be hidden, so that its changes cannot be parked.
         """
         database, _, name = table.partition(".")
         self.hiding.refuse_to_hold(database, name, reason)
@@ -228,7 +228,7 @@ class MysqlTableVersions:
         """Make the version that a TABLE_MAP event describes the current one for its table id.
 
         A new version is registered at `position`. If the table's columns are not certain, the table
-        is held from here on.
+        is on hold from here on.
 
         Args:
             content: The event's body.
@@ -323,9 +323,9 @@ class MysqlTableVersions:
     def _unless_on_hold(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | None:
-        """Return a table's columns; None if its changes are held.
+        """Return a table's columns; None if its changes are parked.
 
-        Adds it to `held` if its columns are uncertain.
+        Adds it to `holds` if its columns are uncertain.
         """
         table = f"{described.db}.{described.table}"
         if table in self.holds:
@@ -425,7 +425,7 @@ class MysqlTableVersions:
         return len(self.schemas) - 1
 
     def _add_skipped(self, described: TableMap, name: str, captured: int) -> int:
-        """Lay out a table whose changes are only counted, or held; return its version's number."""
+        """Lay out a table whose changes are counted or parked only; return its version's number."""
         for number, log_type in enumerate(described.types, start=1):
             try:
                 type_ = skipped_type(log_type)
@@ -443,7 +443,7 @@ class MysqlTableVersions:
 
 
 def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
-    """Return the columns' types as far as the log says them."""
+    """Return the columns' types, as far as the log contains them."""
     columns = zip(described.types, described.unsigned, described.collations, strict=True)
     types = []
     for number, (type_, sign, collation) in enumerate(columns, start=1):

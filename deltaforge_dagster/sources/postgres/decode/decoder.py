@@ -407,7 +407,7 @@ class PostgresDecoder:
         return batches
 
     def _release_last_change(self, count: int) -> list[ChangeBatch]:
-        """Return the held-back change, if it is known whether it is its transaction's last."""
+        """Return the withheld change, if it is known whether it is its transaction's last."""
         parked, tx = self._last_change, self._txs[0]
         if parked is None:
             return []

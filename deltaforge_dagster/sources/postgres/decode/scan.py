@@ -63,7 +63,7 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
 _MESSAGE = ord("M")
 
 ON_HOLD, IGNORED, UNKNOWN = -3, -2, -1
-"""In place of a table version: the relation is held; not captured; has no Relation message."""
+"""In place of a table version: the relation is on hold; not captured; has no Relation message."""
 
 
 @kernel

@@ -116,8 +116,8 @@ class PostgresTableVersions:
     def describe(self, message: bytes, position: LsnPosition) -> None:
         """Make the version that a Relation message describes the current one for its relation.
 
-        A new version is registered at `position`. A table that cannot be decoded now is held from
-        here on.
+        A new version is registered at `position`. A table that cannot be decoded now is on hold
+        from here on.
 
         Args:
             message: The message, without its type byte.
@@ -125,7 +125,8 @@ class PostgresTableVersions:
 
         Raises:
             CorruptLog: The bytes are not a Relation message.
-            SourceMisconfigured: The table would have to be held, but column rules apply to it.
+            SourceMisconfigured: The table would have to be put on hold, but column rules apply to
+                it.
             DeltaforgeError: From catalog or registry.
         """
         relation = parse_relation(message)
