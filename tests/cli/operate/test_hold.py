@@ -62,3 +62,5 @@ def test_release(store: StateStore, tmp_path: Path) -> None:
         "table": "orders",
         "create_table": file.read_text(),
     }
+    listed = json.loads(CliRunner().invoke(app, ["hold", "list", NAME, "--json"]).stdout)["holds"]
+    assert [one["mend"] for one in listed] == [hold.remedy]  # scripts parse it by this name
