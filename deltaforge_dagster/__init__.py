@@ -1,8 +1,9 @@
 """Change data capture with Dagster and Spark: one YAML file is one pipeline.
 
-What a Dagster project uses is here: `PipelineComponent`, `PipelinesComponent`,
-`pipeline_definitions`, `DeltaforgeTranslator`, `PipelineAsset`. It is imported when it is first
-used: every project in an environment imports this package to see which components it has.
+What a Dagster project uses is here: the components `PipelineComponent` and `PipelinesComponent`,
+the function `project.definitions.pipeline_definitions`, and `DeltaforgeTranslator` with
+`PipelineAsset`. It is imported when it is first used, because every project in an environment
+imports this package to see which components it has.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from typing import Any
 import dagster as dg
 import pydantic
 from dagster.components.resolved.core_models import AssetAttributesModel
-from dagster.components.resolved.errors import ResolutionException
 from dagster.components.utils.translation import TranslatorResolvingInfo
 
 from deltaforge_dagster.assets.translator import DeltaforgeTranslator, PipelineAsset
@@ -45,6 +44,10 @@ class AttributesTranslator(DeltaforgeTranslator):
         base: Callable[[PipelineAsset], dg.AssetSpec],
     ) -> None:
         self._base = base
+        tree = context.source_position_tree
+        paths = {name: ("attributes", "translation", name) for name in parts}
+        positions = {} if tree is None else {n: tree.lookup(path) for n, path in paths.items()}
+        self._lines = {n: position.start.line for n, position in positions.items() if position}
         self._parts = {
             name: TranslatorResolvingInfo(
                 part if isinstance(part, str) else AssetAttributesModel.model_validate(part),
@@ -59,8 +62,26 @@ class AttributesTranslator(DeltaforgeTranslator):
         spec = self._base(data)
         for name, info in sorted(self._parts.items()):  # `all` is the first
             if name == "all" or PARTS[name] == data.kind:
-                spec = _translated(name, info, spec, data)
+                spec = self._translated(name, info, spec, data)
         return spec
+
+    def _translated(
+        self, name: str, info: TranslatorResolvingInfo, spec: dg.AssetSpec, data: PipelineAsset
+    ) -> dg.AssetSpec:
+        names = {
+            "pipeline": data.pipeline,
+            "kind": data.kind,
+            "sink": data.sink,
+            "schema": data.schema,
+            "table": data.table,
+        }
+        try:
+            return info.get_asset_spec(spec, {**names, "spec": spec})
+        except Exception as error:  # noqa: BLE001 - people's templates and Dagster raise anything
+            # Before the last line, Dagster quotes the file and prints a stack trace.
+            text = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            where = f" (line {self._lines[name]})" if name in self._lines else ""
+            raise SpecError(f"translation.{name}{where}: {text}") from None
 
 
 def problems_of(parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -76,19 +97,3 @@ def problems_of(parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
                     unknown = problem["type"] == "extra_forbidden"
                     text = "is not an attribute of assets" if unknown else sentence(problem)
                     yield (name, *map(str, problem["loc"][:1])), text
-
-
-def _translated(
-    name: str, info: TranslatorResolvingInfo, spec: dg.AssetSpec, data: PipelineAsset
-) -> dg.AssetSpec:
-    names = {
-        "pipeline": data.pipeline,
-        "kind": data.kind,
-        "sink": data.sink,
-        "schema": data.schema,
-        "table": data.table,
-    }
-    try:
-        return info.get_asset_spec(spec, {**names, "spec": spec})
-    except ResolutionException as error:
-        raise SpecError(f"translation.{name}: {str(error).strip()}") from None

@@ -202,6 +202,28 @@ def test_translation(project: Project) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("translation", "text"),
+    [
+        ('{sinks: {key: "{{ tabel }}"}}', "translation.sinks (line 15): UndefinedError: 'tabel'"),
+        ("{sinks: {owners: [nobody known]}}", "translation.sinks (line 15): Invalid owner"),
+        ('{changes: {key: "2024"}}', "translation.changes (line 15): "),
+        ("[]", ":15: translation: must be a mapping"),
+    ],
+)
+def test_a_translation_that_dagster_refuses(project: Project, translation: str, text: str) -> None:
+    """It breaks its own pipeline only, and says in which line it is."""
+    file = project.write("orders/defs.yaml", f"{ORDERS.rstrip()}\n  translation: {translation}\n")
+    project.write("other.py", OTHER)
+
+    definitions = project.load()
+
+    assert keys(definitions) == {HEALTH, "other"}
+    problem = shown_problem(definitions)
+    assert str(file) in problem
+    assert text in problem
+
+
 def test_two_assets_with_one_key(project: Project) -> None:
     """A translation that gives one key twice is a mistake that names both assets."""
     file = project.write(

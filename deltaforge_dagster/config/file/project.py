@@ -53,8 +53,9 @@ def project_installation(folder: Path) -> dict[str, str]:
     first: tuple[Path, dict[str, str]] | None = None
     for path, documents in _components(folder):
         for document in documents:
-            given = attributes_of(document).value.get("installation")
-            texts = {str(k): str(v) for k, v in (given or {}).items()}
+            installation = attributes_of(document).value.get("installation")
+            named = installation if isinstance(installation, dict) else {}
+            texts = {name: str(value) for name, value in named.items()}
             if first is not None and first[1] != texts:
                 raise SettingsError(
                     f"{first[0]} and {path} have different `installation`: set DELTAFORGE_HOME and "
