@@ -5,5 +5,6 @@ as a snapshot reads it, with the read view and the position of the read. `expect
 and the changes after the read view up to the segment that the sink's table has, as a commit would
 stage them. The sink applies them to an empty table of its own and compares
 (`sinks.tables.comparer`). `journal_reach` tells since which segment the journal has everything that
-a read saw; before, a difference proves nothing. `reports` describes the result.
+a read saw; before, a difference proves nothing. `obstacles` says why a table cannot be compared,
+`reports` describes the result.
 """

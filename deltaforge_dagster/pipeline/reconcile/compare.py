@@ -241,7 +241,6 @@ class _TableComparison:
         self._name = comparison.loaded.name
         self._store = comparison.store
         self._options = comparison.options
-        self._source = source
         self._snapshots = source.snapshots()
         self._reach = JournalReach(comparison.store, self._name, source)
         self._expected = expected

@@ -318,7 +318,7 @@ def test_no_false_alarm_for_an_hour(make_copied: MakeCopied, kind: str) -> None:
     with writers.hammering():
         for turn in itertools.count():
             for row in range(0, 400, 40) if turn % 3 == 1 else ():
-                execute(f"UPDATE hot SET t = repeat('x', 100000) WHERE a = {row}")
+                execute(f"UPDATE hot SET t = repeat('x', 60000) WHERE a = {row}")
             if turn % 7 == 2:
                 execute("TRUNCATE TABLE hot")
             if turn % 11 == 3 and kind == "postgres":  # there an INSERT may name fewer columns
