@@ -21,6 +21,7 @@ from deltaforge_dagster.pipeline.tables.planner import (
     is_abandoned,
     tables_in_place_of,
 )
+from deltaforge_dagster.pipeline.tables.typed_files import TableName
 from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import ChangePlace, StagedStep, StagedTable
 from deltaforge_dagster.state.lake_commits import (
@@ -356,7 +357,7 @@ def test_a_held_table_to_which_no_rows_go_any_more() -> None:
 def test_what_may_lack_the_changes_of_an_abandoned_table() -> None:
     """What was never written, or else what takes its rows now; unless it is held itself."""
     orders, others = ("shop", *ORDERS), ("shop", "public", "others")
-    to = {orders: ITEMS, others: ("public", "others")}
+    to: dict[TableName, Destination] = {orders: ITEMS, others: ("public", "others")}
     assert tables_in_place_of(ORDERS, to, [ORDERS], written(3)) == [others]
     assert tables_in_place_of(ORDERS, to, [("public", "others")], written(3)) == [orders]
     assert tables_in_place_of(ORDERS, to, [ITEMS], NEW) == [others]
