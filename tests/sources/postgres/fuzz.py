@@ -148,7 +148,6 @@ def update(chance: random.Random, message: bytes) -> bytes:
 
 def decode(chance: random.Random, recorded: Recorded, content: bytes) -> DeltaforgeError | None:
     """Decode in pieces, and check what comes out."""
-    unchanged_toast = chance.choice([MARK, OMIT, Odd(chance)])
     context = PostgresTableContext(
         "fuzz",
         Registry(),
@@ -157,7 +156,10 @@ def decode(chance: random.Random, recorded: Recorded, content: bytes) -> Deltafo
         built_in=chance.choice([BUILT_IN, ISO_TIMESTAMPS]),
     )
     decoder = PostgresDecoder(
-        context, source_id="fuzz", start=LsnPosition(0), unchanged_toast=unchanged_toast
+        context,
+        source_id="fuzz",
+        start=LsnPosition(0),
+        unchanged_toast=chance.choice([MARK, OMIT, Odd(chance)]),
     )
     tail, at = b"", 0
     for cut in sorted(
