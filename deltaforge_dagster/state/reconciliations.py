@@ -1,7 +1,7 @@
 """What was proven about tables of sinks, and which tables are being compared.
 
 Keys of the namespace `reconcile/{pipeline}` are `{sink}/{full name of the source's table}`. In the
-`Kv` the value is a `Proof`. In the `Slot` it is who compares the table, and until when: a process
+`Kv` the value is a `TableProof`. In the `Slot` it is who compares the table, and until when: a process
 that dies leaves a claim that expires.
 """
 
@@ -17,7 +17,7 @@ from deltaforge_dagster.state.database.primitives import Kv, Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class TableProof:
     """A table of a sink that was compared as a whole and found equal.
 
     Attributes:
@@ -45,12 +45,12 @@ class ReconciliationRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def proofs(self, name: str) -> list[Proof]:
+    def proofs(self, name: str) -> list[TableProof]:
         """Return the newest proof of each table of a pipeline's sinks, by sink and table."""
         stored = Kv(self._database, _namespace(name)).items()
-        return [Proof(**orjson.loads(value)) for value in stored.values()]
+        return [TableProof(**orjson.loads(value)) for value in stored.values()]
 
-    def prove(self, name: str, proof: Proof) -> None:
+    def prove(self, name: str, proof: TableProof) -> None:
         """Store a proof in place of the table's earlier one."""
         value = orjson.dumps(asdict(proof))
         Kv(self._database, _namespace(name)).put(_key(proof.sink, proof.table), value)

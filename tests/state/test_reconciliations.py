@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deltaforge_dagster.state.reconciliations import Proof
+from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.store import StateStore
 
-PROOF = Proof("copy", "public.items", '{"lsn": "0/10"}', 1.0, 7)
+PROOF = TableProof("copy", "public.items", '{"lsn": "0/10"}', 1.0, 7)
 
 
 def test_the_newest_proof_counts(store: StateStore) -> None:

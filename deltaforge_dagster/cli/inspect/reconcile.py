@@ -114,13 +114,13 @@ def _compare(
 ) -> list[TableReport]:
     """Compare tables; return their reports, each of which was shown when it was there."""
     from deltaforge_dagster.pipeline.reconcile.compare import (  # noqa: PLC0415 - takes a second
-        Comparison,
+        TableComparison,
     )
 
     source = build_source(loaded.spec)
     reports: list[TableReport] = []
     try:
-        for report in Comparison(loaded, opened.store, opened.journal, source, options).execute():
+        for report in TableComparison(loaded, opened.store, opened.journal, source, options).execute():
             show(report)
             reports.append(report)
     finally:

@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seco
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.work import sensing_behind
 from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
-from deltaforge_dagster.state.reconciliations import Proof
+from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     DeadLetterDepth,
@@ -73,7 +73,7 @@ class Overview:
     dead_letters: DeadLetterDepth
     snapshot: tuple[SnapshotRow, Mapping[str, SnapshotProgress]] | None
     unsensed: int | None
-    proofs: Sequence[Proof]
+    proofs: Sequence[TableProof]
     health: Health
     now: float
 

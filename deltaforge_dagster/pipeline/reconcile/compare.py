@@ -43,7 +43,7 @@ from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, ReadView, SnapshotSource
-from deltaforge_dagster.state.reconciliations import Proof
+from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema
 
@@ -86,7 +86,7 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TableComparison:
     """Compares the tables of one pipeline.
 
     Attributes:
@@ -166,7 +166,7 @@ class Comparison:
         finally:
             comparer.close()
         if report.whole and not report.differs and report.position is not None:
-            proof = Proof(
+            proof = TableProof(
                 config.id, table.full_name, report.position, self.store.now(), report.rows
             )
             self.store.reconciliations.prove(loaded.name, proof)
@@ -232,7 +232,7 @@ class _TableComparison:
 
     def __init__(
         self,
-        comparison: Comparison,
+        comparison: TableComparison,
         source: SnapshotSource,
         expected: ExpectedRows,
         comparer: TableComparer,

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.pipeline.reconcile.compare import CompareOptions, Comparison
+from deltaforge_dagster.pipeline.reconcile.compare import CompareOptions, TableComparison
 from deltaforge_dagster.pipeline.reconcile.reports import TableReport, exit_code
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
@@ -73,7 +73,7 @@ class Copied:
         feed = self.feed
         source = feed.opened.source_builder(feed.loaded)()
         try:
-            comparison = Comparison(
+            comparison = TableComparison(
                 feed.loaded, feed.store, feed.opened.journal, source, CompareOptions(**options)
             )
             return {report.sink: report for report in comparison.execute()}
