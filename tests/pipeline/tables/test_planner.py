@@ -150,7 +150,7 @@ RETRIED = frozenset({ORDERS})
 
 
 @pytest.mark.parametrize(
-    ("limits", "given", "work"),
+    ("limits", "present", "work"),
     [
         pytest.param(
             AT_ONCE,
@@ -229,9 +229,9 @@ RETRIED = frozenset({ORDERS})
         ),
     ],
 )
-def test_what_comes_first(limits: CommitLimits, given: TableStates, work: object) -> None:
+def test_what_comes_first(limits: CommitLimits, present: TableStates, work: object) -> None:
     """Resyncs, then a planned commit, then held tables, then folds, then new segments."""
-    assert TablePlanner(SINK, limits).next_work(given) == work
+    assert TablePlanner(SINK, limits).next_work(present) == work
 
 
 def test_a_held_table_catches_up() -> None:
