@@ -132,12 +132,12 @@ def project_environment(
     if (state := values.get("state_url", "")).startswith("sqlite:///"):
         file = Path(state.removeprefix("sqlite:///")).expanduser()
         values["state_url"] = f"sqlite:///{folder / file}"
-    given = {
+    variables = {
         name: value
         for name, value in environment.items()
         if name.startswith("DELTAFORGE_") and value.strip()
     }
-    return {**{f"DELTAFORGE_{name.upper()}": value for name, value in values.items()}, **given}
+    return {**{f"DELTAFORGE_{name.upper()}": value for name, value in values.items()}, **variables}
 
 
 def _flag(name: str, text: str | None) -> bool:

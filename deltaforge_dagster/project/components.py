@@ -166,8 +166,8 @@ class _Component(dg.Component):
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
         """Return the component of a file; what is wrong is in its pipelines."""
-        given = {} if attributes is None else attributes.model_dump(exclude_unset=True)
-        written = _Written(given, context)
+        values = {} if attributes is None else attributes.model_dump(exclude_unset=True)
+        written = _Written(values, context)
         installation, translation = _installation(written), _translation(written)
         pipelines = list(cls._pipelines(written))
         if written.problems:
@@ -310,8 +310,8 @@ def _installation(written: _Written) -> dict[str, str]:
 
     texts = written.texts("installation")
     for name in texts.keys() - INSTALLATION_FIELDS:
-        known = ", ".join(INSTALLATION_FIELDS)
-        written.report(("installation", name), f"is not known (known are {known})")
+        fields = ", ".join(INSTALLATION_FIELDS)
+        written.report(("installation", name), f"is not known (known are {fields})")
     return {name: text for name, text in texts.items() if name in INSTALLATION_FIELDS}
 
 

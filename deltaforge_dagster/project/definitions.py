@@ -86,8 +86,8 @@ def definitions_of(
     from deltaforge_dagster.resources.platform import Platform  # noqa: PLC0415
 
     for name in installation.keys() - INSTALLATION_FIELDS:
-        known = ", ".join(INSTALLATION_FIELDS)
-        raise SettingsError(f"installation.{name}: is not known (known are {known})")
+        fields = ", ".join(INSTALLATION_FIELDS)
+        raise SettingsError(f"installation.{name}: is not known (known are {fields})")
     platform = Platform(lambda: project_settings(installation, folder))
 
     def composed(pipeline: AnyPipeline) -> dg.Definitions:

@@ -12,6 +12,13 @@ import dagster as dg
 import pytest
 from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
 
+QUIET = [
+    pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
+    pytest.mark.filterwarnings("ignore::dagster.PreviewWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of pydantic, in Dagster
+]
+"""Marks of tests that load components: Dagster warns that its own parts are new."""
+
 ORDERS = """
 type: deltaforge_dagster.PipelineComponent
 attributes:

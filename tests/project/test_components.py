@@ -9,12 +9,9 @@ from dagster.components.core.component_tree import ComponentTreeException
 from deltaforge_dagster import PipelineComponent
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
-from tests.project.conftest import ORDERS, Project, keys, specs
+from tests.project.conftest import ORDERS, QUIET, Project, keys, specs
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of pydantic, in Dagster
-]
+pytestmark = QUIET
 
 OF_ORDERS = {f"orders/{name}" for name in ("changes", "sinks/lines", "schemas", "snapshot")}
 HEALTH = "orders/health"

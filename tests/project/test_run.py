@@ -9,16 +9,11 @@ import pytest
 
 from tests.e2e.test_project import CHANGES, COMPONENT, LINES, delivered, dsn, insert
 from tests.fix_spark import SparkAddress
-from tests.project.conftest import Project
+from tests.project.conftest import QUIET, Project
 
 __all__ = ["dsn"]
 
-pytestmark = [
-    pytest.mark.postgres,
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.postgres, pytest.mark.spark, *QUIET]
 
 
 def test_a_component_is_loaded_and_run(

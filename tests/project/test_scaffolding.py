@@ -10,7 +10,9 @@ import yaml
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_inline
 from deltaforge_dagster.project.scaffolding import PipelineParams, pipeline_attributes
-from tests.project.conftest import Project, keys
+from tests.project.conftest import QUIET, Project, keys
+
+pytestmark = QUIET
 
 VARIABLES = {
     "CLICKHOUSE_URL": "http://localhost:8123",
@@ -47,8 +49,6 @@ def test_every_kind_loads(
     assert isinstance(pipeline, LoadedPipeline), pipeline.error
 
 
-@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_written_loads(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file names the variables that it needs; a second component can be appended to it."""
     from deltaforge_dagster import PipelineComponent  # noqa: PLC0415 - as in a project

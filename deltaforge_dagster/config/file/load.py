@@ -351,10 +351,10 @@ def _text(path: Path, *, strict: bool) -> tuple[str | None, _PipelineFile]:
 def _read_component(path: Path, document: Document) -> _PipelineFile:
     file = _PipelineFile(path, strict=True, document=attributes_of(document))
     attributes = file.document.value
-    known = (*PIPELINE_ATTRIBUTES, *OTHER_ATTRIBUTES)
-    for name in attributes.keys() - known:
-        close = difflib.get_close_matches(name, known, n=1)
-        guess = f" (did you mean {close[0]}?)" if close else f" (known are {', '.join(known)})"
+    names = (*PIPELINE_ATTRIBUTES, *OTHER_ATTRIBUTES)
+    for name in attributes.keys() - names:
+        close = difflib.get_close_matches(name, names, n=1)
+        guess = f" (did you mean {close[0]}?)" if close else f" (known are {', '.join(names)})"
         file.add([DocumentProblem((name,), f"is not a known attribute{guess}")])
     file.add(file.document.problems)
     file.document.value = {n: attributes[n] for n in PIPELINE_ATTRIBUTES if n in attributes}
