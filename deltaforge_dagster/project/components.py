@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from deltaforge_dagster.assets.translator import DeltaforgeTranslator, PipelineAsset
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.project.scaffolding import PipelineScaffolder
+from deltaforge_dagster.sources.registry import source_types
 
 if TYPE_CHECKING:
     from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
@@ -240,7 +241,7 @@ class PipelineComponent(_Component):
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """Return what Dagster shows about this type."""
-        return dg.ComponentTypeSpec(tags=["cdc", "postgres", "mysql", "spark"])
+        return dg.ComponentTypeSpec(tags=["cdc", "spark", *source_types()])
 
     @classmethod
     def _pipelines(cls, written: _Written) -> Iterator[AnyPipeline]:
@@ -286,7 +287,7 @@ class PipelinesComponent(_Component):
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """Return what Dagster shows about this type."""
-        return dg.ComponentTypeSpec(tags=["cdc", "postgres", "mysql", "spark"])
+        return dg.ComponentTypeSpec(tags=["cdc", "spark", *source_types()])
 
     @classmethod
     def _pipelines(cls, written: _Written) -> Iterator[AnyPipeline]:

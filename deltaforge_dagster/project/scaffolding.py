@@ -7,43 +7,33 @@ Values that differ by place, and secrets, are environment variables, which the f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import dagster as dg
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-_SOURCES: Mapping[str, Mapping[str, Any]] = {
-    "postgres": {
-        "dsn": "{{ env.POSTGRES_DSN }}",
-        "slot": "NAME",
-        "publication": "NAME",
-        "tables": ["public.*"],
-    },
-    "mysql": {"dsn": "{{ env.MYSQL_DSN }}", "tables": ["shop.*"]},
-    "turso": {"url": "{{ env.TURSO_URL }}", "tables": ["*"]},
-}
-_SINKS: Mapping[str, Mapping[str, Any]] = {
-    "file": {"path": "/tmp/NAME.jsonl"},  # noqa: S108 - an example that works at once
-    "redis": {"uri": "{{ env.REDIS_URI }}", "stream": "NAME.${source.table}"},
-    "kafka": {"brokers": "{{ env.KAFKA_BROKERS }}", "topic": "NAME.${source.table}"},
-    "nats": {"url": "{{ env.NATS_URL }}", "subject": "NAME.${source.table}"},
-    "http": {"url": "{{ env.WEBHOOK_URL }}"},
-    "delta": {"path": "{{ env.LAKE }}/NAME"},
-    "iceberg": {
-        "catalog": "lake",
-        "catalog_properties": {"type": "hadoop", "warehouse": "{{ env.LAKE }}"},
-    },
-    "postgres": {"dsn": "{{ env.COPY_DSN }}", "table": "NAME.${source.table}"},
-    "clickhouse": {
-        "url": "{{ env.CLICKHOUSE_URL }}",
-        "database": "NAME",
-        "table": "${source.table}",
-    },
-    "s3": {"bucket": "{{ env.LAKE_BUCKET }}", "prefix": "NAME"},
-}
+from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
+
 _VARIABLE = re.compile(r"\{\{ env\.(\w+) \}\}")
+
+
+def _source(kind: str) -> str:
+    """Return the type of a source, if there is such a type."""
+    return _one_of(kind, source_types())
+
+
+def _sink(kind: str) -> str:
+    """Return the type of a sink, if there is such a type."""
+    return _one_of(kind, sink_types())
+
+
+def _one_of(kind: str, kinds: Iterable[str]) -> str:
+    if kind not in kinds:
+        raise ValueError(f"must be one of {', '.join(sorted(kinds))}")
+    return kind
 
 
 class PipelineParams(BaseModel):
@@ -51,19 +41,8 @@ class PipelineParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    source: Literal["postgres", "mysql", "turso"] = "postgres"
-    sink: Literal[
-        "file",
-        "redis",
-        "kafka",
-        "nats",
-        "http",
-        "delta",
-        "iceberg",
-        "postgres",
-        "clickhouse",
-        "s3",
-    ] = "file"
+    source: Annotated[str, AfterValidator(_source), Field(description="type of its source")]
+    sink: Annotated[str, AfterValidator(_sink), Field(description="type of its sink")]
 
 
 class PipelineScaffolder(dg.Scaffolder[PipelineParams]):
@@ -96,8 +75,8 @@ class PipelineScaffolder(dg.Scaffolder[PipelineParams]):
 
 def pipeline_attributes(name: str, params: PipelineParams) -> dict[str, Any]:
     """Return the attributes of a pipeline with this name, from one kind to another."""
-    source = {"id": f"{name}_source", **_named(_SOURCES[params.source], name)}
-    sink = {"id": params.sink, **_named(_SINKS[params.sink], name)}
+    source = {"id": f"{name}_source", **_named(source_types()[params.source].sample, name)}
+    sink = {"id": params.sink, **_named(sink_types()[params.sink].sample, name)}
     return {
         "metadata": {"name": name, "tenant": "default"},
         "spec": {

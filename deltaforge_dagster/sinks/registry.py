@@ -126,6 +126,8 @@ class SinkType(ABC, Generic[_Config]):
         summary: A sentence about the kind, for the JSON Schema and the reference.
         config: Model of the `config` block. The name of the class ends in `SinkConfig`; the first
             line of its docstring is the description of the block.
+        sample: The fields with which a new component of a Dagster project begins; `NAME` stands for
+            the pipeline's.
         destinations: What its destinations are called, in the plural: `topics`.
         where: Fields that decide where changes go. If one changes, `deltaforge plan` says that
             later ones go elsewhere.
@@ -139,6 +141,7 @@ class SinkType(ABC, Generic[_Config]):
     name: str
     summary: str
     config: type[_Config]
+    sample: Mapping[str, Any] = {}
     destinations: str = "destinations"
     where: frozenset[str] = frozenset()
     form: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
 """What was proven about tables of sinks, and which tables are being compared.
 
 Keys of the namespace `reconcile/{pipeline}` are `{sink}/{full name of the source's table}`. In the
-`Kv` the value is a `TableProof`. In the `Slot` it is who compares the table, and until when: a process
-that dies leaves a claim that expires.
+`Kv` the value is a `TableProof`. In the `Slot` it is who compares the table, and until when: a
+process that dies leaves a claim that expires.
 """
 
 from __future__ import annotations

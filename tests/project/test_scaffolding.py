@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ import yaml
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_inline
 from deltaforge_dagster.project.scaffolding import PipelineParams, pipeline_attributes
+from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
 from tests.project.conftest import QUIET, Project, keys
 
 pytestmark = QUIET
@@ -29,13 +30,8 @@ VARIABLES = {
 }
 
 
-def choices(field: str) -> tuple[str, ...]:
-    """Return the words that a parameter may be."""
-    return typing.get_args(PipelineParams.model_fields[field].annotation)
-
-
-@pytest.mark.parametrize("source", choices("source"))
-@pytest.mark.parametrize("sink", choices("sink"))
+@pytest.mark.parametrize("source", sorted(source_types()))
+@pytest.mark.parametrize("sink", sorted(sink_types()))
 def test_every_kind_loads(
     source: str, sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,8 @@ def _compare(
     source = build_source(loaded.spec)
     reports: list[TableReport] = []
     try:
-        for report in TableComparison(loaded, opened.store, opened.journal, source, options).execute():
+        comparison = TableComparison(loaded, opened.store, opened.journal, source, options)
+        for report in comparison.execute():
             show(report)
             reports.append(report)
     finally:

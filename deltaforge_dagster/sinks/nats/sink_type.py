@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource, server_place
@@ -134,6 +134,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
     """Subjects of a NATS system, with or without a JetStream stream."""
 
     name = "nats"
+    sample: Mapping[str, Any] = {"url": "{{ env.NATS_URL }}", "subject": "NAME.${source.table}"}
     summary = (
         "A NATS sink: each message goes to a subject, into a JetStream stream if one is given."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.postgres_dsn import postgres_place
 from deltaforge_dagster.sinks.registry import (
@@ -86,6 +86,7 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     """Tables of a PostgreSQL database."""
 
     name = "postgres"
+    sample: Mapping[str, Any] = {"dsn": "{{ env.COPY_DSN }}", "table": "NAME.${source.table}"}
     summary = "A PostgreSQL sink: it keeps tables in a database as they are in the source."
     config = PostgresSinkConfig
     destinations = "tables"

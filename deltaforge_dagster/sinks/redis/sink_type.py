@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.templates import compile_template
@@ -102,6 +102,7 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
     """Streams of a Redis server or cluster."""
 
     name = "redis"
+    sample: Mapping[str, Any] = {"uri": "{{ env.REDIS_URI }}", "stream": "NAME.${source.table}"}
     summary = "A Redis sink: each message is an entry of a stream."
     config = RedisSinkConfig
     destinations = "streams"

@@ -295,6 +295,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
     """A server of MySQL or MariaDB, through its binary log."""
 
     name = "mysql"
+    sample: Mapping[str, Any] = {"dsn": "{{ env.MYSQL_DSN }}", "tables": ["shop.*"]}
     title = "MySQL"
     summary = "A MySQL source: the binary log, read as a replica does."
     config = MysqlSourceConfig

@@ -406,7 +406,7 @@ class TursoSource:
         reading = way.log.reading(start, registry)
         batches = Batches(self._config.id, self._rules, registry)
         page = min(self._config.batch_size, limits.max_events)
-        deleted = start
+        deleted: TursoPosition | None = None
         while True:
             self._refuse_closed()
             self._make_triggers(way, _OPEN_SECONDS)
@@ -443,15 +443,17 @@ class TursoSource:
         if self._closed.is_set():
             raise SourceUnavailable(f"{self._ways.where}: the source was closed")
 
-    def _delete(self, way: Way, deleted: TursoPosition) -> TursoPosition:
+    def _delete(self, way: Way, deleted: TursoPosition | None) -> TursoPosition | None:
         """Delete the changes that were confirmed since the last call.
 
         Returns:
-            The position up to which changes are deleted.
+            The position up to which changes are deleted; None as long as it is not known.
         """
         with self._lock:
             confirmed = self._confirmed
-        if way.mode != triggers.MODE or confirmed is None or confirmed <= deleted:
+        if way.mode != triggers.MODE or confirmed is None:
+            return deleted
+        if deleted is not None and confirmed <= deleted:
             return deleted
         try:
             with way.database.session(_TIDY_SECONDS, write=True) as session:
