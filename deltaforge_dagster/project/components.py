@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from deltaforge_dagster.assets.translator import DeltaforgeTranslator, PipelineAsset
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.project.scaffolding import PipelineScaffolder
-from deltaforge_dagster.sources.registry import source_types
 
 if TYPE_CHECKING:
     from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
@@ -241,7 +240,7 @@ class PipelineComponent(_Component):
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """Return what Dagster shows about this type."""
-        return dg.ComponentTypeSpec(tags=["cdc", "spark", *source_types()])
+        return dg.ComponentTypeSpec(tags=["cdc", "spark"])
 
     @classmethod
     def _pipelines(cls, written: _Written) -> Iterator[AnyPipeline]:
@@ -287,7 +286,7 @@ class PipelinesComponent(_Component):
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
         """Return what Dagster shows about this type."""
-        return dg.ComponentTypeSpec(tags=["cdc", "spark", *source_types()])
+        return dg.ComponentTypeSpec(tags=["cdc", "spark"])
 
     @classmethod
     def _pipelines(cls, written: _Written) -> Iterator[AnyPipeline]:

@@ -14,19 +14,21 @@ import dagster as dg
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from deltaforge_dagster.sinks.registry import sink_types
-from deltaforge_dagster.sources.registry import source_types
-
 _VARIABLE = re.compile(r"\{\{ env\.(\w+) \}\}")
 
 
 def _source(kind: str) -> str:
     """Return the type of a source, if there is such a type."""
+    # Not for all projects in whose environment this package is installed: they import this module.
+    from deltaforge_dagster.sources.registry import source_types  # noqa: PLC0415 - see above
+
     return _one_of(kind, source_types())
 
 
 def _sink(kind: str) -> str:
     """Return the type of a sink, if there is such a type."""
+    from deltaforge_dagster.sinks.registry import sink_types  # noqa: PLC0415 - see above
+
     return _one_of(kind, sink_types())
 
 
@@ -75,6 +77,9 @@ class PipelineScaffolder(dg.Scaffolder[PipelineParams]):
 
 def pipeline_attributes(name: str, params: PipelineParams) -> dict[str, Any]:
     """Return the attributes of a pipeline with this name, from one kind to another."""
+    from deltaforge_dagster.sinks.registry import sink_types  # noqa: PLC0415 - see above
+    from deltaforge_dagster.sources.registry import source_types  # noqa: PLC0415 - see above
+
     source = {"id": f"{name}_source", **_named(source_types()[params.source].sample, name)}
     sink = {"id": params.sink, **_named(sink_types()[params.sink].sample, name)}
     return {

@@ -39,6 +39,7 @@ def test_a_component_is_loaded_and_run(
     )
     definitions = project.load()
     sensor = definitions.resolve_sensor_def("orders_work")
+    tmp_path.joinpath("dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         with dg.build_sensor_context(instance) as context:
             sensor.evaluate_tick(context)  # fixes where to start
