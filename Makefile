@@ -45,7 +45,7 @@ KERNEL_TESTS := $(addprefix tests/,\
 	$(addprefix sources/mysql/,test_differential.py test_events.py test_hiding.py decode/test_decoder.py decode/test_scan.py \
 		snapshot/test_result_rows.py $(addprefix values/test_,json_binary.py numbers.py scalars_fixed_binary.py types.py)) \
 	$(addprefix sources/postgres/,test_differential.py test_hiding.py snapshot/test_copy_text.py \
-		$(addprefix decode/test_,array_text.py decoder.py held_events.py rows.py types.py)) \
+		$(addprefix decode/test_,array_text.py decoder.py parked_events.py rows.py types.py)) \
 	typed_rows)
 TOTALS := import json; t = json.load(open("build/coverage/report.json"))["totals"]; \
 	print(*(f"{n}: {t[c]} of {t[m]}, {100 * t[c] / t[m]:.1f} %" for n, c, m in ( \

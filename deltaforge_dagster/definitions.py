@@ -7,7 +7,7 @@ of the installation are (`config.settings`).
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dagster as dg
 
@@ -18,6 +18,7 @@ from deltaforge_dagster.assets.maintenance import (
     build_maintenance_schedule,
     maintained_sinks,
 )
+from deltaforge_dagster.assets.names import SharedNames
 from deltaforge_dagster.assets.pipeline import (
     build_health_asset,
     build_health_check,
@@ -29,7 +30,7 @@ from deltaforge_dagster.assets.pipeline import (
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.platform import (
     Platform,
@@ -43,6 +44,7 @@ from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
 from deltaforge_dagster.sensors.tick import WatchRoom
+from deltaforge_dagster.state.store import StateStore
 
 
 def build_definitions(
@@ -51,10 +53,7 @@ def build_definitions(
     *,
     single_process: bool = False,
 ) -> dg.Definitions:
-    """Return the definitions of pipelines.
-
-    A pipeline whose file is invalid is shown as an asset with a failing check. If it has run
-    before, it keeps its other assets and its jobs, so that starting one reports why it cannot run.
+    """Return the definitions of an installation of its own.
 
     Args:
         settings: The settings of the installation.
@@ -63,16 +62,44 @@ def build_definitions(
     """
     if pipelines is None:
         pipelines = installed_pipelines(settings)
+    composed = compose(
+        pipelines,
+        Platform(settings, single_process=single_process),
+        PipelineFiles(settings).installed,
+        SharedNames(),
+        WatchRoom(),
+    )
+    return dg.Definitions.merge(composed, dg.Definitions(executor=dg.in_process_executor))
+
+
+def compose(
+    pipelines: Sequence[AnyPipeline],
+    platform: Platform,
+    installed_now: Callable[[StateStore], Sequence[AnyPipeline]],
+    names: SharedNames,
+    room: WatchRoom,
+) -> dg.Definitions:
+    """Return the definitions of pipelines, which may be merged with any others.
+
+    A pipeline whose file is invalid is shown as an asset with a failing check. If it has run
+    before, it keeps its other assets and its jobs, so that starting one reports why it cannot run.
+
+    Args:
+        pipelines: The pipelines.
+        platform: Opens the installation.
+        installed_now: Returns which pipelines there are when it is asked.
+        names: The names of what the pipelines share.
+        room: What the pipelines of this code server share to watch their sources.
+    """
     valid = [pipeline for pipeline in pipelines if isinstance(pipeline, LoadedPipeline)]
-    former = former_pipelines(settings, pipelines)
+    former = former_pipelines(platform.settings, pipelines)
     shown: list[LoadedPipeline | FormerPipeline] = [*valid, *former]
     runnable = [*valid, *(broken.loaded for broken in former)]
     tables = lake_tables(
-        settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
+        platform.settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
     )
-    platform = Platform(settings, single_process=single_process)
     cache = TickCache(platform)
-    room = WatchRoom(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
+    room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []
     for pipeline in valid:
         own = [build_pipeline_job(pipeline), build_snapshot_job(pipeline)]
@@ -93,32 +120,30 @@ def build_definitions(
         # Imported only for alerts, because it has an HTTP client.
         from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415
 
-        sensors.append(build_alerts_sensor(alerting, cache))
-    sensors.append(build_files_sensor(settings, pipelines, tables, cache))
-    retention, hourly = build_retention(valid)
+        sensors.append(build_alerts_sensor(alerting, cache, names.alerts))
+    sensors.append(build_files_sensor(names.files, pipelines, installed_now, tables, cache))
+    retention, hourly = build_retention(valid, platform, names)
     return dg.Definitions(
         assets=[
-            *(build_pipeline_asset(pipeline) for pipeline in shown),
-            *(build_snapshot_asset(pipeline) for pipeline in shown),
-            *(build_schemas_asset(pipeline) for pipeline in runnable),
+            *(build_pipeline_asset(pipeline, platform) for pipeline in shown),
+            *(build_snapshot_asset(pipeline, platform) for pipeline in shown),
+            *(build_schemas_asset(pipeline, platform) for pipeline in runnable),
             *(
                 spec
                 for pipeline in runnable
                 for spec in lake_table_specs(pipeline, tables.get(pipeline.name, ()))
             ),
             *(
-                build_maintenance_asset(pipeline, sink)
+                build_maintenance_asset(pipeline, sink, platform)
                 for pipeline in valid
                 for sink in maintained_sinks(pipeline)
             ),
             *(build_health_asset(pipeline) for pipeline in pipelines),
         ],
-        asset_checks=[build_health_check(pipeline) for pipeline in pipelines],
+        asset_checks=[build_health_check(pipeline, platform) for pipeline in pipelines],
         jobs=[*jobs, retention],
         sensors=sensors,
         schedules=[*schedules, hourly],
-        resources={"platform": platform},
-        executor=dg.in_process_executor,
     )
 
 

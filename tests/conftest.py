@@ -76,9 +76,8 @@ LIMITS = {
     f"{SOURCES}.mysql.stream.log_scan": ("_HEAD_SECONDS", "_PEEK_SECONDS"),
     f"{SOURCES}.mysql.source": ("_HEAD_SECONDS", "_START_SECONDS"),
     f"{SOURCES}.postgres.connection.server": ("_CONNECT_SECONDS",),
-    f"{SOURCES}.postgres.source": (
-        "_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS", "_HANDSHAKE_SECONDS",
-    ),
+    f"{SOURCES}.postgres.source": ("_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS"),
+    f"{SOURCES}.postgres.stream.slot_reader": ("_HANDSHAKE_SECONDS",),
     f"{SOURCES}.postgres.snapshot.reader": ("_OPEN_SECONDS",),
     f"{SOURCES}.turso.source": ("_HEAD_SECONDS", "_START_SECONDS", "_OPEN_SECONDS"),
 }  # fmt: skip

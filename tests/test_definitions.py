@@ -417,7 +417,7 @@ def test_a_sensor_looks_at_the_pipeline_as_it_is_now(tmp_path: Path) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
 
         def looked() -> str:
-            context = dg.build_sensor_context(instance, resources={"platform": platform})
+            context = dg.build_sensor_context(instance)
             try:
                 return str(sensor.evaluate_tick(context).skip_message)
             except dg.Failure as red:  # its source is not there

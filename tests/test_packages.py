@@ -34,6 +34,15 @@ def test_modules_that_a_package_names_are_there() -> None:
     assert missing == {"cli: deltaforge", "state/database/migrations: down_revision"}
 
 
+def test_the_guided_tour_names_files() -> None:
+    """Each stop of the tour in docs/architecture.md is a file, and there are few enough to read them all."""
+    text = (LAB.parent / "docs" / "architecture.md").read_text()
+    stops = re.findall(r"^[0-9]+\. `([^`]+)`:", text, re.MULTILINE)
+
+    assert [stop for stop in stops if not (ROOT / stop).is_file()] == []
+    assert 20 < len(stops) <= 32
+
+
 def test_every_module_teaches_itself() -> None:
     """A module begins with a line that says what it is."""
     silent = {str(path) for path, text in FILES.items() if len(text.partition("\n")[0]) < 10}

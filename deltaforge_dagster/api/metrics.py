@@ -232,7 +232,7 @@ class _CurrentState:
             families.JOURNAL_LIMIT: lambda: {
                 (pipeline.name,): pipeline.spec.spec.engine.journal.max_bytes for pipeline in loaded
             },
-            families.HELD_EVENTS: self._held,
+            families.HELD_EVENTS: self._on_hold,
             families.CAPTURE_PAUSED: lambda: {
                 (name,): row.capture_pause is not None for name, row in self._rows.items()
             },
@@ -287,7 +287,7 @@ class _CurrentState:
     def _runs(self) -> _Values:
         leases = {name: self._store.leases.get(name) for name in self._rows}
         return {
-            (name,): lease is not None and lease.held_at(self._time)
+            (name,): lease is not None and lease.active_at(self._time)
             for name, lease in leases.items()
         }
 
@@ -352,7 +352,7 @@ class _CurrentState:
             for sink, checkpoint in checkpoints.items()
         }
 
-    def _held(self) -> _Values:
+    def _on_hold(self) -> _Values:
         return {
             (name,): sum(
                 hold.events for hold in self._store.holds.read(name) if hold.state != "journaled"

@@ -121,6 +121,19 @@ class EarlyConfirmed(BaseModel):
     why: str
 
 
+class VerifiedTable(BaseModel):
+    """A table of a sink that was compared as a whole and found equal to the source's."""
+
+    sink: str
+    table: Annotated[str, Field(description="Full name of the source's table.")]
+    verified_through: Annotated[
+        dict[str, Any],
+        Field(description="Position in the source's log up to which the sink had everything."),
+    ]
+    verified_at: Annotated[float, Field(description="Seconds since 1970.")]
+    rows: Annotated[int, Field(description="Rows that were compared.")]
+
+
 class Ops(BaseModel):
     """The operational state of a pipeline."""
 
@@ -140,6 +153,9 @@ class Ops(BaseModel):
     checkpoints: list[SinkCheckpoint]
     source_log: LogState | None = None
     confirmed_early: EarlyConfirmed | None = None
+    verified: Annotated[
+        list[VerifiedTable], Field(description="The newest proof of each table of a sink.")
+    ] = []
 
 
 class Trouble(BaseModel):
@@ -356,6 +372,7 @@ def ops(context: ApiContext, name: str) -> Ops | None:
         checkpoints=[_checkpoint(checkpoint, now) for checkpoint in sinks],
         source_log=None if log is None else LogState(**asdict(log)),
         confirmed_early=None if early is None else EarlyConfirmed(**asdict(early)),
+        verified=[VerifiedTable(**proof.to_json()) for proof in store.reconciliations.proofs(name)],
     )
 
 
@@ -368,7 +385,7 @@ def _checkpoint(row: CheckpointRow, now: float) -> SinkCheckpoint:
 def _uptime(context: ApiContext, name: str, now: float) -> float | None:
     """Return the uptime of the run that holds the lease, since the start that Dagster recorded."""
     lease = context.store.leases.get(name)
-    if lease is None or lease.run_id is None or not lease.held_at(now):
+    if lease is None or lease.run_id is None or not lease.active_at(now):
         return None
     record = context.instance.get_run_record_by_id(lease.run_id)
     if record is None or record.start_time is None:

@@ -154,11 +154,11 @@ def preflight_evaluation(pipeline: str, findings: Sequence[Finding]) -> dg.Asset
 def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the results of the checks `holds` and `dead_letters`."""
     changes = asset_key(loaded.name, CHANGES)
-    yield _held(changes, store.holds.read(loaded.name), loaded.name)
+    yield _on_hold(changes, store.holds.read(loaded.name), loaded.name)
     yield _dead_letters(changes, store, loaded)
 
 
-def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
+def _on_hold(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
     kept = [hold for hold in holds if hold.state != "journaled"]
     remedy = f"; once that is fixed: deltaforge hold release {pipeline} {{}}"
     lines = [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snapshot_key
+from deltaforge_dagster.assets.publish import Emit
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.control.work import chunks_read
@@ -46,10 +47,11 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     Raises:
         DeltaforgeError: The chunks cannot be read; the message says why.
     """
-    shown = ChunksShown(context, opened.store, loaded.name)
-    only = None
+    only, emit = None, context.instance.report_runless_asset_event
     if context.run.tags.get(RUN_TAG) != "snapshot" or context.run.parent_run_id is not None:
-        only = _chosen(context, loaded, opened.store)
+        # A backfill counts only the events of its own runs.
+        only, emit = _chosen(context, loaded, opened.store), context.log_event
+    shown = ChunksShown(context, opened.store, loaded.name, emit)
     arrow_without_pandas()
     run_context = build_run_context(opened, loaded)
     run = _snapshot_run(context, loaded, run_context, shown.progress, only)
@@ -122,7 +124,7 @@ class SnapshotBeside:
             return True
         store, name = self._run_context.store, self._loaded.name
         row = store.pipelines.get(name)
-        paused = row is None or row.capture_pause is not None or row.want != "running"
+        paused = row is None or row.capture_pause is not None or row.desired_state != "running"
         return not paused and self.error is None and chunks_read(store, name) is not None
 
     def end(self) -> None:
@@ -140,7 +142,8 @@ class SnapshotBeside:
                 or living(store, name)
             ):
                 return
-            shown = ChunksShown(self._context, store, name)
+            report = self._context.instance.report_runless_asset_event
+            shown = ChunksShown(self._context, store, name, report)
             _snapshot_run(
                 self._context,
                 self._loaded,
@@ -166,7 +169,7 @@ class SnapshotBeside:
         """
         while True:
             row = store.pipelines.get(self._loaded.name)
-            if row is not None and row.want != "running":
+            if row is not None and row.desired_state != "running":
                 return None
             if row is not None and row.start_position is not None:
                 return row
@@ -184,10 +187,20 @@ class _Stopped(DeltaforgeError):  # noqa: N818 - not an error
 
 
 class ChunksShown:
-    """Publishes chunks in Dagster: as partitions, with a materialization of each read chunk."""
+    """Publishes chunks in Dagster: as partitions, with a materialization of each read chunk.
 
-    def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
+    Args:
+        context: The Dagster context of the run.
+        store: The state store.
+        pipeline: The pipeline.
+        emit: Writes a materialization.
+    """
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str, emit: Emit
+    ) -> None:
         self._context = context
+        self._emit = emit
         self._store = store
         self._pipeline = pipeline
         self._life = Life(store, pipeline, context.run.run_id)
@@ -201,7 +214,7 @@ class ChunksShown:
         """Record the progress of the snapshot, and publish it at most every few seconds."""
         self._life.show()
         chunks = sum(table.chunks for table in progress.values())
-        read = sum(table.read + table.spliced for table in progress.values())
+        read = sum(table.read + table.complete for table in progress.values())
         if (chunks, read) == (self._chunks, self._read):
             return
         self._chunks, self._read = chunks, read
@@ -222,7 +235,7 @@ class ChunksShown:
         for chunk in chunks:
             reading = _reading(chunk)
             if chunk.read_at is not None and reading not in self._published_readings:
-                self._context.log_event(self._materialization(chunk))
+                self._emit(self._materialization(chunk))
                 self._published_readings.add(reading)
 
     def _published(self, snapshot: int) -> set[str]:

@@ -7,21 +7,26 @@ file.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
 from deltaforge_dagster.assets.names import (
     asset_key,
+    changes_asset,
     dagster_name,
     group_name,
-    health_key,
-    lake_table_key,
-    maintenance_key,
+    lake_table_asset,
+    maintenance_asset,
+    own_asset,
     schemas_key,
+    sink_asset,
     snapshot_key,
+    source_table_asset,
     source_table_key,
 )
+from deltaforge_dagster.assets.translator import PipelineAsset, shown_spec
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import Metadata
 from deltaforge_dagster.config.sinks import MessageSinkConfig, SinkBlock
@@ -30,7 +35,7 @@ from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.specs import CodeParts
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
-from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.table_commits import TableWrite
 
 
 def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:
@@ -43,8 +48,8 @@ def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:
 
 def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
     """Return the spec of the asset whose partitions are chunks of tables."""
-    return dg.AssetSpec(
-        snapshot_key(loaded.name),
+    return _shown(
+        own_asset(loaded.name, "snapshot"),
         description=(
             f"Rows of {_tables(loaded)} as of the time when they were read. One partition is one "
             "chunk of a table. It is missing until it is read; then the pipeline's run puts its "
@@ -58,8 +63,8 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
 
 def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
     """Return the spec of the asset with tables as partitions and versions as materializations."""
-    return dg.AssetSpec(
-        schemas_key(loaded.name),
+    return _shown(
+        own_asset(loaded.name, "schemas"),
         description=(
             f"Versions of {_tables(loaded)}: columns, types, keys, and what each version changed. "
             "One partition is one table.\n\n**Materialize** a table to approve its newest form, if "
@@ -76,8 +81,8 @@ def lake_table_spec(
     """Return the spec of a table that a sink has written."""
     config, kind = sink.config, sink_types()[sink.type]
     name, source = ".".join(table.destination), ".".join(table.source)
-    return dg.AssetSpec(
-        lake_table_key(loaded.name, config.id, table.source),
+    return _shown(
+        lake_table_asset(loaded.name, config.id, table.source),
         deps=[
             asset_key(loaded.name, config.id),
             source_table_key(loaded.name, loaded.spec.spec.source.config.id, table.source),
@@ -103,8 +108,8 @@ def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.Asse
     Only the application writes this table.
     """
     source = loaded.spec.spec.source.config.id
-    return dg.AssetSpec(
-        source_table_key(loaded.name, source, table),
+    return _shown(
+        source_table_asset(loaded.name, source, table),
         description=(
             f"Table `{'.'.join(table)}` of source {source}, from which the changes are captured."
         ),
@@ -116,8 +121,8 @@ def source_table_spec(loaded: LoadedPipeline, table: tuple[str, str]) -> dg.Asse
 
 def maintenance_spec(loaded: LoadedPipeline, sink_id: str) -> dg.AssetSpec:
     """Return the spec of the asset whose materializations are maintenance of a sink's tables."""
-    return dg.AssetSpec(
-        maintenance_key(loaded.name, sink_id),
+    return _shown(
+        maintenance_asset(loaded.name, sink_id),
         description=(
             f"Maintenance of the tables of sink {sink_id}: small files are compacted, old "
             "snapshots and files that no table uses are deleted. Observations of the tables show "
@@ -130,15 +135,15 @@ def maintenance_spec(loaded: LoadedPipeline, sink_id: str) -> dg.AssetSpec:
 
 def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
     """Return the spec of the asset that represents a whole pipeline, loadable or not."""
-    key = health_key(pipeline.name)
+    health = own_asset(pipeline.name, "health")
     if isinstance(pipeline, BrokenPipeline):
-        return dg.AssetSpec(
-            key,
+        return _shown(
+            health,
             group_name="broken_pipeline_files",
             description=f"This pipeline file cannot be loaded:\n\n```\n{pipeline.error}\n```",
         )
-    return dg.AssetSpec(
-        key,
+    return _shown(
+        health,
         deps=[
             asset_key(pipeline.name, CHANGES),
             *(asset_key(pipeline.name, sink.config.id) for sink in pipeline.spec.spec.sinks),
@@ -157,8 +162,8 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
 def _changes(loaded: LoadedPipeline, parts: CodeParts) -> dg.AssetSpec:
     spec = loaded.spec.spec
     chain = [processor.id for processor in spec.processors]
-    return dg.AssetSpec(
-        asset_key(loaded.name, CHANGES),
+    return _shown(
+        changes_asset(loaded.name),
         description=(
             f"Changes captured from {_tables(loaded)}, in log order. One partition is one range "
             "of the log, stored in the journal.\n\n**Materialize** partitions to verify that their "
@@ -177,8 +182,8 @@ def _changes(loaded: LoadedPipeline, parts: CodeParts) -> dg.AssetSpec:
 
 def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.AssetSpec:
     config, kind = sink.config, sink_types()[sink.type]
-    return dg.AssetSpec(
-        asset_key(loaded.name, config.id),
+    return _shown(
+        sink_asset(loaded.name, config.id),
         deps=[asset_key(loaded.name, CHANGES)],
         description=(
             f"Ranges that sink {config.id} has acknowledged: everything up to their end has "
@@ -200,6 +205,11 @@ def _sink(loaded: LoadedPipeline, sink: SinkBlock, parts: CodeParts) -> dg.Asset
             **kind.metadata(config),
         },
     )
+
+
+def _shown(asset: PipelineAsset, **attributes: Any) -> dg.AssetSpec:
+    """Return the spec of an asset with these attributes, as it is translated."""
+    return shown_spec(replace(asset, spec=dg.AssetSpec(asset.spec.key, **attributes)))
 
 
 def _readable(template: str) -> str:

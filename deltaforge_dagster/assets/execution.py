@@ -57,7 +57,10 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
         from deltaforge_dagster.assets import materialize  # noqa: PLC0415 - see above
 
         materialize.materialize_chosen(context, loaded, run_context)
-    _evaluate(context, loaded, run_context, _source_problem(run_context))
+    problem = _source_problem(run_context)
+    for evaluation in _evaluations(context, loaded, run_context, problem):
+        if evaluation.asset_check_key in context.selected_asset_check_keys:
+            context.log_event(evaluation)
 
 
 def _run_live(
@@ -87,12 +90,13 @@ def _run_live(
     finally:
         if beside is not None:
             beside.end()
-    if not outcome.held:
+    if not outcome.had_lease:
         context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
         return
     _report(context, loaded, outcome)
     try:
-        _evaluate(context, loaded, run_context, outcome.capture_error)
+        for evaluation in _evaluations(context, loaded, run_context, outcome.capture_error):
+            context.instance.report_runless_asset_event(evaluation)
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         # All work is done and recorded, so the run must not count as interrupted.
         context.log.info("asked to end: the next run evaluates the checks")
@@ -132,21 +136,19 @@ def _failures_counted(run_context: RunContext, pipeline: str) -> Iterator[None]:
         raise
 
 
-def _evaluate(
+def _evaluations(
     context: dg.AssetExecutionContext,
     loaded: LoadedPipeline,
     run_context: RunContext,
     problem: str | None,
-) -> None:
-    """Log the result of every check that this Dagster run has to evaluate."""
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the current result of every check of the pipeline."""
     source = run_context.build_source()
     try:
         findings = preflight_source(source, run_context.store, loaded)
     finally:
         source.close()
-    for evaluation in evaluate(context.instance, run_context.store, loaded, problem, findings):
-        if evaluation.asset_check_key in context.selected_asset_check_keys:
-            context.log_event(evaluation)
+    yield from evaluate(context.instance, run_context.store, loaded, problem, findings)
 
 
 def _source_problem(run_context: RunContext) -> str | None:

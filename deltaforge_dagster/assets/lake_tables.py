@@ -1,9 +1,10 @@
 """The assets of lake tables: the tables in which a sink keeps each table of the source.
 
-Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports each commit
-that has reached a table (`publish_writes`). The data version is the position that the table has
-reached, so that assets which depend on a table can be materialized whenever it has new data. Its
-rows come from a table of the source, which is an asset as well.
+Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports the commits
+that have reached a table (`publish_writes`). A table may get a commit every second, so the commits
+of a minute are one event. The data version is the position that the table has reached, so that
+assets which depend on a table can be materialized whenever it has new data. Its rows come from a
+table of the source, which is an asset as well.
 
 The event of a commit has the lineage of those columns for which it is certain. A column is the
 source's column of the same name, unless a rule or a processor makes something else of it. So there
@@ -15,7 +16,10 @@ Dagster shows a new table once it loads the definitions again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import dagster as dg
 
@@ -29,10 +33,13 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import MASK, ColumnRules
-from deltaforge_dagster.state.lake_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.tables import TableSchema
+
+EVENT_SECONDS = 60.0
+"""At most one event of a table is written in so many seconds."""
 
 _DATA_VERSION = "dagster/data_version"
 _ROWS = "dagster/row_count"
@@ -85,25 +92,36 @@ def publish_writes(
     loaded: LoadedPipeline,
     emit: Callable[[dg.AssetMaterialization], None],
 ) -> int:
-    """Report each commit to a table that is not reported yet; return how many events were written.
+    """Report the commits to tables that are not reported yet; return how many events were written.
 
-    The event is written first, then the write is marked as published; if the event is already
-    there, only the mark is written.
+    All of them to one table are one event. A table whose newest event is younger than
+    `EVENT_SECONDS` waits for a later call. The event is written first, then its commits are marked
+    as published; if the event is already there, only the marks are written.
     """
-    writes = store.lake_commits.unpublished(loaded.name)
+    writes = store.table_commits.unpublished(loaded.name)
     histories = (
         {history.name: history for history in store.schemas.histories(loaded.name)}
         if writes
         else {}
     )
-    written = 0
+    unreported: defaultdict[dg.AssetKey, list[StoredWrite]] = defaultdict(list)
     for stored in writes:
-        history = histories.get(".".join(stored.write.source))
-        event = materialization(loaded, stored, history)
-        if not _is_recorded(instance, event):
-            emit(event)
-            written += 1
-        store.lake_commits.mark_published(loaded.name, stored)
+        unreported[lake_table_key(loaded.name, stored.sink, stored.write.source)].append(stored)
+    written = 0
+    for key, commits in unreported.items():
+        newest = _newest_event(instance, key)
+        reported = 0 if newest is None else _reported(newest, commits)
+        if reported:
+            store.table_commits.mark_published(loaded.name, commits[reported - 1])
+        if reported == len(commits):
+            continue
+        if newest is not None and 0 <= time.time() - newest.timestamp < EVENT_SECONDS:
+            continue
+        commit = _joined(commits[reported:])
+        history = histories.get(".".join(commit.write.source))
+        emit(materialization(loaded, commit, history))
+        written += 1
+        store.table_commits.mark_published(loaded.name, commit)
     for sink, maintenance in maintained_sinks(loaded).items():
         key = maintenance_key(loaded.name, sink)
         if any(
@@ -118,7 +136,7 @@ def publish_writes(
 def materialization(
     loaded: LoadedPipeline, stored: StoredWrite, history: TableHistory | None
 ) -> dg.AssetMaterialization:
-    """Return the event of a commit that has reached a table.
+    """Return the event of a commit, or of consecutive ones joined, that has reached a table.
 
     Args:
         loaded: The pipeline.
@@ -143,8 +161,12 @@ def materialization(
             **({} if lineage is None else {_COLUMN_LINEAGE: lineage}),
         },
         # Segments of a snapshot have the same position in the source.
-        tags={_DATA_VERSION: f"{stored.segment}:{write.position}"},
+        tags=_data_version(stored),
     )
+
+
+def _data_version(stored: StoredWrite) -> dict[str, str]:
+    return {_DATA_VERSION: f"{stored.segment}:{stored.write.position}"}
 
 
 def _figures(figures: TableFigures | None) -> dict[str, int | str]:
@@ -160,11 +182,26 @@ def _figures(figures: TableFigures | None) -> dict[str, int | str]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _is_recorded(instance: dg.DagsterInstance, event: dg.AssetMaterialization) -> bool:
-    """Return whether the newest event of a table is this one."""
-    page = instance.fetch_materializations(event.asset_key, limit=1)
-    newest = page.records[0].asset_materialization if page.records else None
-    return newest is not None and newest.tags == event.tags
+def _newest_event(instance: dg.DagsterInstance, table: dg.AssetKey) -> dg.EventLogRecord | None:
+    page = instance.fetch_materializations(table, limit=1)
+    return page.records[0] if page.records else None
+
+
+def _reported(newest: dg.EventLogRecord, commits: Sequence[StoredWrite]) -> int:
+    """Return how many of these commits, the first ones, the newest event of their table covers.
+
+    These are there if a publisher was killed between the event and its mark.
+    """
+    event = newest.asset_materialization
+    version = None if event is None else event.tags
+    covered = (n for n, commit in enumerate(commits, 1) if _data_version(commit) == version)
+    return next(covered, 0)
+
+
+def _joined(commits: Sequence[StoredWrite]) -> StoredWrite:
+    """Return the last of these commits to one table, with the changes of all."""
+    changes = sum(commit.write.changes for commit in commits)
+    return replace(commits[-1], write=replace(commits[-1].write, changes=changes))
 
 
 def column_lineage(

@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
-from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.table_commits import StoredWrite
 
 if TYPE_CHECKING:  # code servers load this module, but not what writes tables
     from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable, TableCondition
@@ -40,7 +40,9 @@ def maintained_sinks(loaded: LoadedPipeline) -> Mapping[str, LakeMaintenanceConf
     }
 
 
-def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDefinition:
+def build_maintenance_asset(
+    loaded: LoadedPipeline, sink_id: str, platform: Platform
+) -> dg.AssetsDefinition:
     """Return the asset of the maintenance of a sink's tables."""
     name = maintenance_job_name(loaded.name, sink_id)
     sink = next(block for block in loaded.spec.spec.sinks if block.config.id == sink_id)
@@ -51,9 +53,7 @@ def build_maintenance_asset(loaded: LoadedPipeline, sink_id: str) -> dg.AssetsDe
         pool=name,
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def maintenance(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> dg.MaterializeResult[Any]:
+    def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
         try:
             tables = _maintain(context, platform, loaded, sink)
         except DeltaforgeError as error:

@@ -183,7 +183,9 @@ def _deliver(
             sink_id,
             lacking[-1].last_segment,
             run_id=context.run.run_id,
-            observer=RunObserver(context, run_context, loaded),
+            observer=RunObserver(
+                context, run_context, loaded, chosen=[(sink_id, row.range) for row in lacking]
+            ),
         )
         context.log_event(
             dg.AssetObservation(

@@ -1,8 +1,8 @@
 """The names in Dagster: asset keys, partitions, jobs, tags.
 
-Asset keys have the pipeline's name. Dagster refuses hyphens and dots in the names of ops, jobs and
-sensors; these have underscores instead, and a short hash if that changed the name, so that `a-b`
-and `a_b` stay different.
+Asset keys have the pipeline's name, unless a project translates them (`translator`). Dagster
+refuses hyphens and dots in the names of ops, jobs and sensors; these have underscores instead, and
+a short hash if that changed the name, so that `a-b` and `a_b` stay different.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Self
 from urllib.parse import unquote
 
 import dagster as dg
 
+from deltaforge_dagster.assets.translator import PipelineAsset, shown_key
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.installation import run_launcher
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
@@ -35,7 +38,7 @@ UNTIL_TAG = "deltaforge/until"
 OUTCOME_METADATA = "outcome"
 """The metadata field with the outcome of a live run, in the run's observation of `changes`."""
 RETENTION_JOB = "deltaforge_retention"
-"""The job that deletes old data of all pipelines."""
+"""The job that deletes old data of all pipelines of an installation of its own."""
 CAUGHT_UP_METADATA = "caught_up"
 """The metadata field with the number of messages, in the observation of a sink.
 
@@ -74,37 +77,87 @@ def job_name(pipeline: str) -> str:
 
 def asset_key(pipeline: str, asset: str) -> dg.AssetKey:
     """Return the key of `changes`, or of the sink with the id `asset`."""
-    if asset == CHANGES:
-        return dg.AssetKey([pipeline, CHANGES])
-    return dg.AssetKey([pipeline, "sinks", asset])
+    return shown_key(changes_asset(pipeline) if asset == CHANGES else sink_asset(pipeline, asset))
+
+
+def changes_asset(pipeline: str) -> PipelineAsset:
+    """Return the asset of the captured changes, with nothing but its key."""
+    return PipelineAsset(pipeline, "changes", dg.AssetSpec([pipeline, CHANGES]))
+
+
+def sink_asset(pipeline: str, sink: str) -> PipelineAsset:
+    """Return the asset of a sink, with nothing but its key."""
+    return PipelineAsset(pipeline, "sink", dg.AssetSpec([pipeline, "sinks", sink]), sink)
 
 
 def lake_table_key(pipeline: str, sink: str, source: tuple[str, str]) -> dg.AssetKey:
     """Return the key of the table in which a sink keeps a table of the source.
 
-    The source's table is given by schema and name. The key's last part, which is all that a node
-    of the lineage graph shows, has the sink's id, too.
+    The source's table is given by schema and name.
+    """
+    return shown_key(lake_table_asset(pipeline, sink, source))
+
+
+def lake_table_asset(pipeline: str, sink: str, source: tuple[str, str]) -> PipelineAsset:
+    """Return the asset of a table of a sink, with nothing but its key.
+
+    The key's last part, which is all that a node of the lineage graph shows, has the sink's id,
+    too.
     """
     schema, table = source
-    return dg.AssetKey([pipeline, sink, schema, f"{table}_{sink}"])
+    spec = dg.AssetSpec([pipeline, sink, schema, f"{table}_{sink}"])
+    return PipelineAsset(pipeline, "table", spec, sink, schema, table)
 
 
 def source_table_key(pipeline: str, source: str, table: tuple[str, str]) -> dg.AssetKey:
-    """Return the key of a table of the source with this id, given by schema and name.
+    """Return the key of a table of the source with this id, given by schema and name."""
+    return shown_key(source_table_asset(pipeline, source, table))
 
-    It has more parts than every other key of a pipeline, whatever its sinks are called.
+
+def source_table_asset(pipeline: str, source: str, table: tuple[str, str]) -> PipelineAsset:
+    """Return the asset of a table of the source, with nothing but its key.
+
+    The key has more parts than every other key of a pipeline, whatever its sinks are called.
     """
-    return dg.AssetKey([pipeline, "source", source, *table])
+    spec = dg.AssetSpec([pipeline, "source", source, *table])
+    return PipelineAsset(pipeline, "source_table", spec, None, *table)
 
 
 def maintenance_key(pipeline: str, sink: str) -> dg.AssetKey:
     """Return the key of the asset whose materializations are the maintenance of a sink's tables."""
-    return dg.AssetKey([pipeline, "maintenance", f"{sink}_maintenance"])
+    return shown_key(maintenance_asset(pipeline, sink))
+
+
+def maintenance_asset(pipeline: str, sink: str) -> PipelineAsset:
+    """Return the asset of the maintenance of a sink's tables, with nothing but its key."""
+    spec = dg.AssetSpec([pipeline, "maintenance", f"{sink}_maintenance"])
+    return PipelineAsset(pipeline, "maintenance", spec, sink)
 
 
 def maintenance_job_name(pipeline: str, sink: str) -> str:
     """Return the name of the job that maintains a sink's tables."""
     return f"{dagster_name(f'{pipeline}.{sink}')}_maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNames:
+    """The names of what the pipelines of one set of definitions share.
+
+    Attributes:
+        files: The sensor that looks at the pipelines' files.
+        alerts: The sensor that notifies hooks.
+        retention: The job that deletes old data.
+    """
+
+    files: str = "pipeline_files"
+    alerts: str = "deltaforge_alerts"
+    retention: str = RETENTION_JOB
+
+    @classmethod
+    def of_pipeline(cls, pipeline: str) -> Self:
+        """Return names that other definitions in a project do not have, for those of a pipeline."""
+        name = dagster_name(pipeline)
+        return cls(f"{name}_files", f"{name}_alerts", f"{name}_retention")
 
 
 def partitions_name(pipeline: str) -> str:
@@ -119,12 +172,17 @@ def range_partitions(pipeline: str) -> dg.DynamicPartitionsDefinition:
 
 def snapshot_key(pipeline: str) -> dg.AssetKey:
     """Return the key of the asset whose partitions are chunks of tables."""
-    return dg.AssetKey([pipeline, "snapshot"])
+    return shown_key(own_asset(pipeline, "snapshot"))
+
+
+def own_asset(pipeline: str, kind: Literal["snapshot", "schemas", "health"]) -> PipelineAsset:
+    """Return an asset that a pipeline has once, with nothing but its key."""
+    return PipelineAsset(pipeline, kind, dg.AssetSpec([pipeline, kind]))
 
 
 def health_key(pipeline: str) -> dg.AssetKey:
     """Return the key of the asset that represents the whole pipeline and has no partitions."""
-    return dg.AssetKey([pipeline, "health"])
+    return shown_key(own_asset(pipeline, "health"))
 
 
 def snapshot_job_name(pipeline: str) -> str:
@@ -134,7 +192,7 @@ def snapshot_job_name(pipeline: str) -> str:
 
 def schemas_key(pipeline: str) -> dg.AssetKey:
     """Return the key of the asset with tables as partitions and versions as materializations."""
-    return dg.AssetKey([pipeline, "schemas"])
+    return shown_key(own_asset(pipeline, "schemas"))
 
 
 def keys_of(pipeline: str, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:

@@ -9,8 +9,9 @@ order with those that it does not have yet.
 The op yields no results for its assets, because in a backfill a yielded result would overwrite the
 metadata of every partition. It writes the events of assets (`publish`) and of checks itself.
 Outputs of checks are not optional in Dagster, unlike those of assets: for each one that is not
-yielded, Dagster would log a message and create an empty output. So the op yields these empty
-outputs, which do not affect the checks.
+yielded, Dagster would log a message and create an empty output. So a Materialize yields these
+empty outputs, which do not affect the checks. A live run is started without the checks, and reports
+them without a run when it ends.
 
 A partition of the asset of snapshots is one chunk of a table. With the tag
 `deltaforge/run: snapshot` its op reads the missing chunks of the unfinished snapshot. Any other run
@@ -67,7 +68,9 @@ A new evaluation is written whenever the text changes, and figures change all th
 """
 
 
-def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
+def build_pipeline_asset(
+    pipeline: LoadedPipeline | FormerPipeline, platform: Platform
+) -> dg.AssetsDefinition:
     """Return the multi-asset of a pipeline.
 
     If the pipeline's file cannot be loaded, every run of the asset fails at once, and says why.
@@ -84,7 +87,13 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
 
     @dg.multi_asset(
         name=op_name(loaded.name),
-        specs=[spec.replace_attributes(key=plain[spec.key]) for spec in specs],
+        specs=[
+            spec.replace_attributes(
+                key=plain[spec.key],
+                deps=[plain.get(dep.asset_key, dep) for dep in spec.deps],
+            )
+            for spec in specs
+        ],
         check_specs=[
             spec.replace_key(dg.AssetCheckKey(plain[spec.asset_key], spec.name))
             for spec in check_specs(loaded)
@@ -94,9 +103,7 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
         can_subset=True,
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def ranges(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> Iterator[dg.Output[None]]:
+    def ranges(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         try:
             if problem is not None:
                 raise problem
@@ -106,7 +113,11 @@ def build_pipeline_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
                 execution.execute(context, loaded, opened)
         except DeltaforgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        yield from (dg.Output(None, name) for name in context.assets_def.check_specs_by_output_name)
+        yield from (
+            dg.Output(None, name)
+            for name, spec in context.assets_def.check_specs_by_output_name.items()
+            if spec.key in context.selected_asset_check_keys
+        )
 
     return ranges.with_attributes(
         asset_key_replacements={of_names: key for key, of_names in plain.items()}
@@ -128,14 +139,16 @@ def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
         selection=dg.AssetSelection.assets(
             asset_key(loaded.name, CHANGES),
             *(asset_key(loaded.name, sink.config.id) for sink in loaded.spec.spec.sinks),
-        ),
+        ).without_checks(),  # otherwise the UI shows them as in progress for the whole run
         executor_def=dg.in_process_executor,
         tags={PIPELINE_TAG: loaded.name},
         description=f"Captures and delivers changes of pipeline {loaded.name} until it is idle.",
     )
 
 
-def build_snapshot_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.AssetsDefinition:
+def build_snapshot_asset(
+    pipeline: LoadedPipeline | FormerPipeline, platform: Platform
+) -> dg.AssetsDefinition:
     """Return the asset of a pipeline's snapshots.
 
     Its runs fail at once if the file cannot be loaded.
@@ -153,9 +166,7 @@ def build_snapshot_asset(pipeline: LoadedPipeline | FormerPipeline) -> dg.Assets
         pool=f"{name}_snapshot",
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def snapshot(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> Iterator[dg.MaterializeResult[Any]]:
+    def snapshot(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         try:
             if problem is not None:
                 raise problem
@@ -186,7 +197,7 @@ def build_health_asset(pipeline: AnyPipeline) -> dg.AssetSpec:
     return health_spec(pipeline)
 
 
-def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
+def build_health_check(pipeline: AnyPipeline, platform: Platform) -> dg.AssetChecksDefinition:
     """Return the asset's check, which ticks report; *Execute* in the UI evaluates it at once."""
     spec = dg.AssetCheckSpec(
         WELL_CHECK,
@@ -195,7 +206,7 @@ def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
     )
 
     @dg.multi_asset_check(name=f"{dagster_name(pipeline.name)}_health", specs=[spec])
-    def well(platform: dg.ResourceParam[Platform]) -> Iterator[dg.AssetCheckResult]:
+    def well() -> Iterator[dg.AssetCheckResult]:
         with platform.open() as opened:
             evaluation = health_evaluation(pipeline.name, health(opened.store, pipeline))
         yield dg.AssetCheckResult(

@@ -1,9 +1,12 @@
 """Publication: writes the materializations of ranges into Dagster's event log.
 
-Both a run, while it works (`RunObserver`), and a sensor tick call `publish`; they differ only in
-how an event is written (`emit`). The event is written first, its `published` row second. A call
-that finds an event without the row (a run was killed between the two) writes only the row, so that
-a range is published once.
+Both a live run, while it works (`RunObserver`), and a sensor tick call `publish`. Their events are
+reported without a run, which Dagster+ does not charge for; they link to the run all the same. A
+run that was started for chosen partitions writes its events as its own (`materialize`), since a
+backfill counts only those.
+
+The event is written first, its `published` row second. A call that finds an event without the row
+(a run was killed between the two) writes only the row, so that a range is published once.
 
 A materialization links to the run that produced it, and to the range's first file in the journal;
 the other files are in the same directory.
@@ -11,7 +14,7 @@ the other files are in the same directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -126,14 +129,28 @@ def _is_recorded(instance: dg.DagsterInstance, pipeline: str, publication: Publi
 
 
 class RunObserver:
-    """Publishes a live run in Dagster: partitions when ranges open, events when they are due."""
+    """Publishes a run in Dagster: partitions when ranges open, events when they are due.
+
+    Args:
+        context: The Dagster context of the run.
+        run_context: State store and journal.
+        loaded: The pipeline.
+        chosen: The assets and ranges for which somebody started the run: their events are its own.
+    """
 
     def __init__(
-        self, context: dg.AssetExecutionContext, run_context: RunContext, loaded: LoadedPipeline
+        self,
+        context: dg.AssetExecutionContext,
+        run_context: RunContext,
+        loaded: LoadedPipeline,
+        chosen: Iterable[tuple[str, int]] = (),
     ) -> None:
         self._context = context
         self._run_context = run_context
         self._loaded = loaded
+        self._chosen = {
+            (asset_key(loaded.name, asset), partition_key(number)) for asset, number in chosen
+        }
 
     def range_opened(self, number: int) -> None:
         """Add the range as a partition."""
@@ -144,14 +161,18 @@ class RunObserver:
         """Publish the ranges, table versions and commits to tables that are due."""
         instance, run_context = self._context.instance, self._run_context
         name = self._loaded.name
+        report = instance.report_runless_asset_event
         publish(instance, run_context.store, name, self._emit, run_context.journal)
-        publish_versions(instance, run_context.store, name, self._context.log_event)
-        publish_writes(instance, run_context.store, self._loaded, self._context.log_event)
+        publish_versions(instance, run_context.store, name, report)
+        publish_writes(instance, run_context.store, self._loaded, report)
 
     def warn(self, message: str) -> None:
         """Log a warning."""
         self._context.log.warning(message)
 
     def _emit(self, event: dg.AssetMaterialization) -> None:
-        self._context.log_event(event)
+        if (event.asset_key, event.partition) in self._chosen:
+            self._context.log_event(event)
+        else:
+            self._context.instance.report_runless_asset_event(event)
         failpoint("range-published")

@@ -30,7 +30,7 @@ _SEQUENCE = "sequence"
 _DATA_VERSION = "dagster/data_version"
 
 
-def build_schemas_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
+def build_schemas_asset(loaded: LoadedPipeline, platform: Platform) -> dg.AssetsDefinition:
     """Return the asset of a pipeline's table versions."""
 
     @dg.multi_asset(
@@ -41,9 +41,7 @@ def build_schemas_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
         can_subset=True,  # else Dagster would write its own materialization at the end
         op_tags={PIPELINE_TAG: loaded.name},
     )
-    def tables(
-        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> Iterator[dg.MaterializeResult[Any]]:
+    def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         try:
             with platform.open() as opened:
                 _approve(context, opened.store, loaded.name)

@@ -15,6 +15,7 @@ import importlib
 import os
 from enum import StrEnum
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -75,6 +76,10 @@ _COMMANDS = {
     "verify": (
         "inspect.verify:verify",
         "Verify the journal's files, and compare them with the source's log.",
+    ),
+    "reconcile": (
+        "inspect.reconcile:reconcile",
+        "Compare tables of sinks with the source, while both go on.",
     ),
     "snapshot": (
         "operate.snapshot:app",
@@ -236,11 +241,29 @@ def deltaforge(
         LogFormat | None,
         typer.Option("--log-format", help="Format of the log on standard error."),
     ] = None,
+    project: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Dagster project: the pipelines, and where their state is, are those of its "
+            "components."
+        ),
+    ] = None,
 ) -> None:
     """Change data capture with Dagster and Spark: one YAML file is one pipeline."""
     arrow_uses_malloc()
     if log_format is not None:
         os.environ["DELTAFORGE_LOG_FORMAT"] = log_format.value  # so that child processes inherit it
+    if project is not None:
+        _use_project(project.absolute())
+
+
+def _use_project(folder: Path) -> None:
+    """Set the variables of a project's installation, for this process and its children."""
+    from deltaforge_dagster.config.file.project import project_installation  # noqa: PLC0415
+    from deltaforge_dagster.config.settings import project_environment  # noqa: PLC0415
+
+    variables = project_environment(project_installation(folder), folder)
+    os.environ.update({"DELTAFORGE_PIPELINES": str(folder), **variables})
 
 
 for _name, (_target, _help) in COMMANDS.items():

@@ -4,17 +4,20 @@
 variable is unset or empty, `$$` becomes `$`. The reference to an unknown variable stays unchanged,
 because routing templates (`${source.table}`), which are resolved later for each event, have the
 same syntax.
+
+Component files of Dagster projects name variables as `{{ env.NAME }}` instead (`expand_templates`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deltaforge_dagster.config.templates import EVENT_FIELDS
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_TEMPLATE = re.compile(r"""\{\{\s*env(?:\.(\w+)|\(\s*['"](\w+)['"]\s*\))\s*\}\}""")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -69,6 +72,26 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
         return f"${{{body}}}"
 
     return _REFERENCE.sub(replace, text), notes
+
+
+def expand_templates(
+    text: str, environment: Mapping[str, str], missing: Callable[[str], None]
+) -> str:
+    """Return `text` with `{{ env.NAME }}` and `{{ env('NAME') }}` replaced by the values.
+
+    A value stays text, whatever it looks like, and nothing in it is expanded. `missing` is called
+    with the name of a variable that is not set; its reference becomes `${NAME}`, as it is written
+    in a pipeline file.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name in environment:
+            return environment[name]
+        missing(name)
+        return f"${{{name}}}"
+
+    return _TEMPLATE.sub(replace, text)
 
 
 def unexpanded(text: str) -> list[str]:

@@ -22,7 +22,7 @@ DELTAFORGE_LOG_FORMAT      `json` or `text`                           `text` on 
 =========================  =========================================  =======================
 
 The variables of the API and of the logs are read by their modules. Settings of a single pipeline
-are in its file.
+are in its file. A project sets those of where things are in its components (`project_settings`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from deltaforge_dagster.config.env import expand_templates
 from deltaforge_dagster.config.secrets import check_encoded
 from deltaforge_dagster.errors import SettingsError, SpecError
 
@@ -88,6 +89,55 @@ class Settings:
             strict=_flag("STRICT", get("STRICT")),
             dagster_url=get("DAGSTER_URL"),
         )
+
+
+INSTALLATION_FIELDS = ("home", "state_url", "journal_url", "spark_remote", "lake_jars")
+"""What a project may set: each is the variable `DELTAFORGE_...` of that name, in lower case."""
+
+
+def project_settings(
+    installation: Mapping[str, str], folder: Path, environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Return the settings of pipelines in a project (`project_environment`)."""
+    return Settings.from_env(project_environment(installation, folder, environment))
+
+
+def project_environment(
+    installation: Mapping[str, str], folder: Path, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the variables of an installation in a project; those of the environment win.
+
+    Args:
+        installation: Values of `INSTALLATION_FIELDS`, in which `{{ env.NAME }}` is a variable.
+        folder: The project's folder, to which relative paths are relative, and which has the home
+            if nothing says where it is.
+        environment: The variables.
+
+    Raises:
+        SettingsError: A value is invalid, or a variable that one refers to is not set; the message
+            does not contain the value.
+    """
+    unset: list[str] = []
+    own = {"home": ".deltaforge", **installation}
+    values = {name: expand_templates(text, environment, unset.append) for name, text in own.items()}
+    if unset:
+        raise SettingsError(
+            f"installation: the environment variable {unset[0]} is not set in this process"
+        )
+    for name in ("home", "lake_jars"):
+        if name in values:
+            values[name] = str(folder / Path(values[name]).expanduser())
+    if "journal_url" in values and "://" not in values["journal_url"]:
+        values["journal_url"] = str(folder / Path(values["journal_url"]).expanduser())
+    if (state := values.get("state_url", "")).startswith("sqlite:///"):
+        file = Path(state.removeprefix("sqlite:///")).expanduser()
+        values["state_url"] = f"sqlite:///{folder / file}"
+    variables = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("DELTAFORGE_") and value.strip()
+    }
+    return {**{f"DELTAFORGE_{name.upper()}": value for name, value in values.items()}, **variables}
 
 
 def _flag(name: str, text: str | None) -> bool:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.frame import CAPTURED, FRAME
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.journal.held_files import HeldWriter, folders, orphans, read_held
+from deltaforge_dagster.journal.parked_files import ParkedWriter, folders, orphans, read_parked
 from deltaforge_dagster.journal.storage import no_space, open_storage, readable
 from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES, SegmentWriter
 
@@ -270,37 +270,37 @@ class Journal:
         paths = self._storage.list(_staged(pipeline))
         return self._sweep((path for path in paths if path not in referenced), older_than)
 
-    def held_writer(self, pipeline: str, epoch: int) -> HeldWriter:
-        """Create a file of held events, and return its writer.
+    def parked_writer(self, pipeline: str, epoch: int) -> ParkedWriter:
+        """Create a file of parked events, and return its writer.
 
         Raises:
             StoreUnavailable: The file cannot be created.
         """
         held, _ = folders(pipeline)
-        return HeldWriter(self._storage, held, epoch)
+        return ParkedWriter(self._storage, held, epoch)
 
-    def dead_writer(self, pipeline: str, epoch: int) -> HeldWriter:
+    def dead_writer(self, pipeline: str, epoch: int) -> ParkedWriter:
         """Create a file of dead letters, and return its writer.
 
         Raises:
             StoreUnavailable: The file cannot be created.
         """
         _, dead = folders(pipeline)
-        return HeldWriter(self._storage, dead, epoch)
+        return ParkedWriter(self._storage, dead, epoch)
 
-    def read_held(self, path: str, checksum: str) -> Iterator[bytes]:
-        """Yield the events of a file of held events or dead letters in order.
+    def read_parked(self, path: str, checksum: str) -> Iterator[bytes]:
+        """Yield the events of a file of parked events or dead letters in order.
 
         Raises:
             JournalDamaged: The file is missing, or differs from its checksum.
             StoreUnavailable: The storage cannot be read now.
         """
-        return read_held(self._storage, path, checksum)
+        return read_parked(self._storage, path, checksum)
 
-    def sweep_held(
+    def sweep_parked(
         self, pipeline: str, referenced: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
-        """Remove orphaned files of held events and dead letters; see `sweep`.
+        """Remove orphaned files of parked events and dead letters; see `sweep`.
 
         Return their paths.
         """

@@ -18,7 +18,7 @@ Folders, from the top; imports point down:
 - `schemas`: table versions of a pipeline, and their approval.
 
 The modules directly in this package are shared by these folders: the `run_context` with the lease,
-the interface of a `delivery`, `committed` positions, `held_rows`, `meters`, `backoff`, the used
+the interface of a `delivery`, `committed` positions, `blocked_keys`, `meters`, `backoff`, the used
 part of Spark (`spark_client`, which is imported without pandas: `pandas_later`), and the
 `failpoints`, at which tests let a process die. Modules called `..._job` run in Spark's tasks.
 """

@@ -253,7 +253,7 @@ def _reached(checkpoint: CheckpointRow, holds: Sequence[HoldRow]) -> Position | 
 
 
 def _before(position: Position | None, holds: Sequence[HoldRow]) -> Position | None:
-    """Return the position, but not beyond the first held event that is not in the journal."""
+    """Return the position, but not beyond the first parked event that is not in the journal."""
     return _earliest(position, [hold for hold in holds if hold.state != "journaled"])
 
 

@@ -65,7 +65,7 @@ class DeliveryThread:
     """What a delivery shares with the thread that runs it.
 
     Attributes:
-        attempts: Whether the sink fails.
+        attempts: The failures of the sink since its last success.
         stop: Set when the thread is to end after its current piece of work.
         news: Set when the journal has a new segment, and with `stop`.
     """
@@ -114,7 +114,7 @@ class Delivery(Protocol):
 
     @property
     def begins_at(self) -> float:
-        """When to begin, by the store's clock: after failures in earlier runs, not at once."""
+        """When to begin, by the store's clock: later than now if earlier runs have failed."""
         ...
 
     def prepare(self) -> None:
@@ -130,10 +130,10 @@ class Delivery(Protocol):
         ...
 
     def deliver(self) -> None:
-        """Do the next piece of what is due.
+        """Do the next part of what is due, such as a few segments or one commit.
 
         Raises:
-            DeltaforgeError: It failed; it is due again after `failed`.
+            DeltaforgeError: It failed. The thread calls `failed`, and this again after a wait.
         """
         ...
 

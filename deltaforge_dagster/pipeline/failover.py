@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import FencedWriter, StateStore
@@ -42,7 +42,7 @@ class Failover:
     def __init__(
         self,
         store: StateStore,
-        lease: HeldLease,
+        lease: ActiveLease,
         source_id: str,
         on_schema_drift: Literal["adapt", "halt"],
     ) -> None:

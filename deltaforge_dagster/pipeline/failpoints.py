@@ -26,8 +26,8 @@ VARIABLE = "DELTAFORGE_FAILPOINT"
 
 FAILPOINTS = (
     "chunk-noted",  # a chunk of a snapshot was read, and the pipeline's run may take it over
-    "held-file-written",  # a file of held events is durable, no row names it
-    "held-row-written",  # its row is committed, and the captured position has passed it
+    "parked-file-written",  # a file of parked events is durable, no row names it
+    "parked-row-written",  # its row is committed, and the captured position has passed it
     "segment-file-written",  # the journal file is durable, its row does not exist
     "segment-row-written",  # the segment's row and the captured position are committed
     "processed-file-written",  # the processed segment's file is durable, no row names it
@@ -38,18 +38,18 @@ FAILPOINTS = (
     "dead-letter-written",  # it has its entry, the checkpoint has not passed it
     "redrive-sent",  # a dead letter was delivered, its entry is still there
     "redrive-written",  # its entry is gone
-    "lake-planned",  # what a commit to a sink's tables covers is stored, nothing of it is written
-    "lake-staged",  # its files are there, no table has them
-    "lake-pending-planned",  # it is stored that it goes to the pending changes of tables
-    "lake-pending-added",  # they contain it, and are still to be folded
+    "table-commit-planned",  # what a commit of tables covers is stored, nothing of it is written
+    "table-commit-staged",  # its files are there, no table has them
+    "table-pending-planned",  # it is stored that it goes to the pending changes of tables
+    "table-pending-added",  # they contain it, and are still to be folded
     "lake-filled",  # rows of a table have the source's values in columns that were added
     "lake-fold-merged",  # the pending changes of a table are in the table as well
     "lake-fold-deleted",  # they are in the table only
-    "lake-table-committed",  # one of its tables has it
-    "lake-committed",  # all tables have it, the front and the checkpoint have not moved
-    "lake-resync-begun",  # a table is held and its snapshot requested, it has the old rows
+    "table-committed",  # one of its tables has it
+    "table-commit-complete",  # all tables have it, the front and the checkpoint have not moved
+    "table-resync-begun",  # a table is suspended and its snapshot requested, it has the old rows
     "lake-pending-recreated",  # the table of its pending changes is empty
-    "lake-recreated",  # a table is empty, it is still held
+    "table-recreated",  # a table is empty, it is still suspended
     "checkpoint-written",  # the checkpoint moved, the source was not told
     "source-confirmed",  # the source was told how far it may discard its log
     "range-closed",  # the range is closed, nothing of it is published

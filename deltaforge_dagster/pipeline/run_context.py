@@ -85,7 +85,7 @@ class Observer(Protocol):
         ...
 
     def warn(self, message: str) -> None:
-        """Show people a message that is no error of the run."""
+        """Show users a message that is not an error of the run."""
         ...
 
 
@@ -143,11 +143,11 @@ class LeasedRun:
 
     store: StateStore
     journal: Journal
-    lease: HeldLease
+    lease: ActiveLease
     warn: Callable[[str], None]
 
 
-class HeldLease:
+class ActiveLease:
     """The lease of one pipeline while a run holds it.
 
     `lost` is set once the lease is gone; every later `guard` and `write` raises `LeaseLost`.
@@ -190,7 +190,7 @@ class HeldLease:
         seconds: float,
         renew_seconds: float,
         on_renewal: Callable[[], None],
-    ) -> HeldLease | None:
+    ) -> ActiveLease | None:
         """Take the lease of `pipeline`, or return None while another run holds it.
 
         `on_renewal` is called from the renewing thread after each renewal.

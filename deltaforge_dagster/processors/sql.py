@@ -141,24 +141,24 @@ def _readable(rows: pa.RecordBatch, name: str) -> pa.Array[Any]:
     column = rows.column(name)
     if isinstance(column, pa.DictionaryArray):
         return column.cast(pa.string())
-    return _held_by_variant(column) if name in JSON_COLUMNS else column
+    return _all_in_variant(column) if name in JSON_COLUMNS else column
 
 
-def _held_by_variant(column: pa.Array[Any]) -> pa.Array[Any]:
+def _all_in_variant(column: pa.Array[Any]) -> pa.Array[Any]:
     """Turn numbers that VARIANT would round into strings, so that SQL sees all of their digits."""
     suspects: Any = pc.match_substring_regex(column, _MAY_BE_LONG).fill_null(fill_value=False)
     if not suspects.true_count:
         return column
     texts = cast("list[str]", column.filter(suspects).to_pylist())
-    held = pa.array([dumps(_held(loads(text))) for text in texts], pa.string())
-    return cast("pa.Array[Any]", pc.replace_with_mask(column, suspects, held))
+    written = pa.array([dumps(_in_variant(loads(text))) for text in texts], pa.string())
+    return cast("pa.Array[Any]", pc.replace_with_mask(column, suspects, written))
 
 
-def _held(value: Json) -> Json:
+def _in_variant(value: Json) -> Json:
     if isinstance(value, dict):
-        return {name: _held(member) for name, member in value.items()}
+        return {name: _in_variant(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_held(element) for element in value]
+        return [_in_variant(element) for element in value]
     return value.text if isinstance(value, Number) and _is_long(value.text) else value
 
 

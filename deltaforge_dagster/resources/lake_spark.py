@@ -114,7 +114,7 @@ class LakeSparkResource(PySparkResource):
                 "tables this resource reads"
             )
         with existing_store(Settings.from_env()) as store:
-            written = [] if store is None else store.lake_commits.tables(self.pipeline)
+            written = [] if store is None else store.table_commits.tables(self.pipeline)
         for stored in written:
             if stored.sink == sink and ".".join(stored.write.source) == table:
                 return self.spark_session.table(sinks[sink].dialect.table(stored.write.destination))

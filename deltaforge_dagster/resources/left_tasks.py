@@ -63,7 +63,7 @@ def interrupt(settings: Settings, pipeline: str) -> None:
         lease = leases.get(pipeline)
         if lease is None or lease.run_id is None or lease.session_id is None:
             return
-        if lease.held_at(store.now()):
+        if lease.active_at(store.now()):
             return
         sessions = SparkSessions(settings, lease.session_id, lambda _session_id: None)
         sessions.interrupt(unless=lambda: leases.get(pipeline) != lease)

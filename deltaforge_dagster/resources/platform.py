@@ -24,17 +24,24 @@ from deltaforge_dagster.pipeline.run.live import interrupted_afterwards
 from deltaforge_dagster.sinks.registry import ObjectSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types
-from deltaforge_dagster.state.lake_commits import StoredWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import StoredWrite
 
 UNREADABLE = "pipelines-of-the-state-store"
 """Name of the placeholder for the pipelines in the state store while it cannot be read."""
 
 
+AnySettings = Settings | Callable[[], Settings]
+"""Settings, or what reads them whenever the installation is opened.
+
+In a project that sets them in a component, a variable may be missing where definitions are loaded.
+"""
+
+
 @contextmanager
-def existing_store(settings: Settings) -> Iterator[StateStore | None]:
+def existing_store(settings: AnySettings) -> Iterator[StateStore | None]:
     """Yield the installation's state store, None if it does not exist yet or is in memory."""
-    url = settings.state_url
+    url = _read(settings).state_url
     file = url.removeprefix("sqlite:///")
     if url == "memory" or (file != url and not Path(file).exists()):
         yield None
@@ -69,7 +76,7 @@ class Platform:
             then may the state store be in memory.
     """
 
-    settings: Settings
+    settings: AnySettings
     single_process: bool = False
 
     @contextmanager
@@ -80,16 +87,21 @@ class Platform:
             SettingsError: The state store is in memory although several processes need it.
             StoreUnavailable: The store or the journal cannot be reached.
         """
-        if self.settings.state_url == "memory" and not self.single_process:
+        settings = _read(self.settings)
+        if settings.state_url == "memory" and not self.single_process:
             raise SettingsError(
                 "DELTAFORGE_STATE_URL=memory works only for `deltaforge run`: under Dagster "
                 "several processes share the state; use sqlite:///path or postgresql://..."
             )
-        store = StateStore.open(self.settings.state_url)
+        store = StateStore.open(settings.state_url)
         try:
-            yield Opened(self.settings, store, Journal(self.settings.journal_url))
+            yield Opened(settings, store, Journal(settings.journal_url))
         finally:
             store.close()
+
+
+def _read(settings: AnySettings) -> Settings:
+    return settings if isinstance(settings, Settings) else settings()
 
 
 def build_source(spec: PipelineSpec) -> Source:
@@ -124,7 +136,9 @@ def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
         return united(files, [BrokenPipeline(None, UNREADABLE, SpecError(str(error)))])
 
 
-def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> list[FormerPipeline]:
+def former_pipelines(
+    settings: AnySettings, pipelines: Iterable[AnyPipeline]
+) -> list[FormerPipeline]:
     """Return the broken pipelines as they were when last in use.
 
     While the state store cannot be read, there are none.
@@ -143,7 +157,7 @@ def former_pipelines(settings: Settings, pipelines: Iterable[AnyPipeline]) -> li
 
 
 def lake_tables(
-    settings: Settings, pipelines: Sequence[str]
+    settings: AnySettings, pipelines: Sequence[str]
 ) -> Mapping[str, Sequence[StoredWrite]]:
     """Return, by pipeline, the last write to each lake table.
 
@@ -153,5 +167,5 @@ def lake_tables(
     if tables:
         with suppress(DeltaforgeError), existing_store(settings) as store:
             if store is not None:
-                tables |= {name: store.lake_commits.tables(name) for name in pipelines}
+                tables |= {name: store.table_commits.tables(name) for name in pipelines}
     return tables

@@ -24,7 +24,7 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     """Return the context of a run of this pipeline; nothing is connected yet."""
     settings = opened.settings
     declared = loaded.spec.spec
-    context = SinkContext(loaded.name, declared.engine.run, posted=loaded.path is None)
+    context = SinkContext(loaded.name, declared.engine.run, posted=loaded.is_stored)
 
     def sessions(session_id: str | None, remember: Callable[[str], None]) -> SparkSessions:
         from deltaforge_dagster.resources.spark import SparkSessions  # noqa: PLC0415 - see above

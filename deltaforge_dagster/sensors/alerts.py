@@ -33,7 +33,6 @@ from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)  # its log lines contain URLs
-SENSOR = "deltaforge_alerts"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _ATTEMPTS = 3
 _TIMEOUT_SECONDS = 5.0
@@ -68,12 +67,12 @@ class AlertProblem:
 
 
 def build_alerts_sensor(
-    pipelines: Sequence[LoadedPipeline], cache: TickCache
+    pipelines: Sequence[LoadedPipeline], cache: TickCache, name: str
 ) -> dg.SensorDefinition:
     """Return the sensor, which is on by default."""
 
     @dg.sensor(
-        name=SENSOR,
+        name=name,
         minimum_interval_seconds=30,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Notifies the hooks of engine.alerts when checks and runs fail and when they "

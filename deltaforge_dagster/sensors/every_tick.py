@@ -30,7 +30,8 @@ from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.dagster_private import InstanceRef
 from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.pipeline.health.health import health, note_broken
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.recorded import note_broken
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.sensors.report import report_change, report_health
 from deltaforge_dagster.state.store import StateStore

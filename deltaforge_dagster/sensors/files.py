@@ -9,26 +9,23 @@ for the first time. That happens by itself if the webserver's URL is known (`del
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
 
 from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import BrokenPipeline
-from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.control.catalog import (
-    AnyPipeline,
-    PipelineFiles,
-    without_file,
-)
-from deltaforge_dagster.pipeline.health.health import health, note_broken
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, without_file
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.recorded import note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.every_tick import NOT_WELL, TickCache, red
 from deltaforge_dagster.sensors.history import forget_assets
 from deltaforge_dagster.sensors.launches import LaunchWatch
 from deltaforge_dagster.sensors.report import report_health
-from deltaforge_dagster.state.lake_commits import StoredWrite
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import StoredWrite
 
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
@@ -38,26 +35,27 @@ _AGAIN_TICKS = 12
 
 
 def build_files_sensor(
-    settings: Settings,
+    name: str,
     pipelines: Sequence[AnyPipeline],
+    installed_now: Callable[[StateStore], Sequence[AnyPipeline]],
     tables: Mapping[str, Sequence[StoredWrite]],
     cache: TickCache,
 ) -> dg.SensorDefinition:
-    """Return the sensor of the installation's pipeline files.
+    """Return the sensor of the files of pipelines.
 
     Args:
-        settings: The installation.
+        name: Its name.
         pipelines: The pipelines that the definitions were built from.
+        installed_now: Returns which pipelines there are now.
         tables: The lake tables that they have, for each pipeline that writes such tables.
         cache: The resources that ticks share.
     """
-    files = PipelineFiles(settings)
     loaded, shown = _contents(pipelines), _table_names(tables)
-    reload, launches = _Reload(settings.dagster_url), LaunchWatch()
+    reload, launches = _Reload(), LaunchWatch()
     forgotten: set[str] = set()
 
     @dg.sensor(
-        name="pipeline_files",
+        name=name,
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Makes Dagster reload pipeline files that were added, changed or removed, and "
@@ -66,9 +64,9 @@ def build_files_sensor(
     def pipeline_files(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
-                installed = files.installed(opened.store)
+                installed = installed_now(opened.store)
                 launches.look(instance, opened.store, [pipeline.name for pipeline in installed])
-                written = {name: opened.store.lake_commits.tables(name) for name in tables}
+                written = {name: opened.store.table_commits.tables(name) for name in tables}
                 for pipeline in installed:
                     if isinstance(pipeline, BrokenPipeline):
                         note_broken(opened.store, pipeline.name)
@@ -79,9 +77,9 @@ def build_files_sensor(
                                 pipeline.name,
                                 health(opened.store, pipeline),
                             )
-                for gone in without_file(opened.store.pipelines.read(), installed):
-                    if gone.name in loaded:
-                        note_broken(opened.store, gone.name)
+                rows = [row for row in opened.store.pipelines.read() if row.name in loaded]
+                for gone in without_file(rows, installed):
+                    note_broken(opened.store, gone.name)
                 # Before or after the reload that takes a removed pipeline out of the definitions;
                 # while it is in them, its sensors may report something again.
                 removed = opened.store.pipelines.removed() - {
@@ -89,6 +87,7 @@ def build_files_sensor(
                 }
                 forget_assets(instance, removed - forgotten)
                 forgotten.update(removed - loaded.keys())
+                dagster_url = opened.settings.dagster_url
         except DeltaforgeError as error:
             return red(dg.SkipReason(f"{NOT_WELL}{error}"))
         messages = [
@@ -101,7 +100,7 @@ def build_files_sensor(
             new = f"new tables: {', '.join(sorted(added))}"
             changes = f"{changes}; {new}" if changes else new
         if changes:
-            messages.append(f"{changes}: {reload.ask(changes)}")
+            messages.append(f"{changes}: {reload.ask(changes, dagster_url)}")
         return red(dg.SkipReason("; ".join(messages) or "Dagster's definitions are up to date"))
 
     return pipeline_files
@@ -113,27 +112,31 @@ class _Reload:
     Waiting is not possible: this process is the code server, which the reload replaces.
     """
 
-    def __init__(self, url: str | None) -> None:
-        self._url = url
+    def __init__(self) -> None:
         self._requested_changes: str | None = None
         self._ticks = 0
         self._answer = ""
 
-    def ask(self, changes: str) -> str:
+    def ask(self, changes: str, url: str | None) -> str:
         """Request a reload, unless one was requested for the same changes recently.
 
-        Returns the status as text.
+        Args:
+            changes: What has changed, as text.
+            url: The webserver; None if none is known, so that a user has to reload.
+
+        Returns:
+            The status as text.
         """
-        if self._url is None:
+        if url is None:
             return "press Reload in the UI (Deployment, Code locations)"
         self._ticks += 1
         if changes != self._requested_changes or self._ticks > _AGAIN_TICKS:
             self._requested_changes, self._ticks, self._answer = changes, 0, ""
-            threading.Thread(target=self._request, name="reload", daemon=True).start()
+            threading.Thread(target=self._request, args=(url,), name="reload", daemon=True).start()
         return self._answer or "Dagster was asked to reload"
 
-    def _request(self) -> None:
-        self._answer = DagsterReload(self._url)()
+    def _request(self, url: str) -> None:
+        self._answer = DagsterReload(url)()
 
 
 def _contents(pipelines: Sequence[AnyPipeline]) -> dict[str, AnyPipeline]:

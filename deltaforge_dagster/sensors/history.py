@@ -135,6 +135,46 @@ def forget_events(
     return gone
 
 
+def forget_partitions(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kept: Collection[str]
+) -> int:
+    """Delete an asset's events without a run, except the newest of each of these partitions.
+
+    Returns:
+        How many were deleted.
+    """
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return 0
+    with storage.index_connection() as connection:
+        gone = _forget_partitions(connection, asset.to_string(), kept)
+    if isinstance(storage, SqliteEventLogStorage):  # SQLite stores them twice
+        with storage.run_connection(RUNLESS_RUN_ID) as connection:
+            _forget_partitions(connection, asset.to_string(), kept)
+    return gone
+
+
+def _forget_partitions(connection: sa.Connection, asset: str, kept: Collection[str]) -> int:
+    events = SqlEventLogStorageTable.c
+    of_asset = (events.asset_key == asset) & (events.dagster_event_type == _MATERIALIZATION)
+    of_asset &= events.run_id == RUNLESS_RUN_ID
+    newest = sa.select(sa.func.max(events.id)).where(of_asset).group_by(events.partition)
+    gone = _delete_events(connection, of_asset & events.id.not_in(newest))
+    partitions = sa.select(events.partition).where(of_asset).distinct()
+    for partition in connection.execute(partitions).scalars().all():
+        if partition not in kept:
+            gone += _delete_events(connection, of_asset & (events.partition == partition))
+    return gone
+
+
+def _delete_events(connection: sa.Connection, where: sa.ColumnElement[bool]) -> int:
+    tagged = sa.select(SqlEventLogStorageTable.c.id).where(where)
+    connection.execute(
+        sa.delete(AssetEventTagsTable).where(AssetEventTagsTable.c.event_id.in_(tagged))
+    )
+    return connection.execute(sa.delete(SqlEventLogStorageTable).where(where)).rowcount
+
+
 def _forget_materializations(connection: sa.Connection, asset: str, partition: str) -> int:
     events = SqlEventLogStorageTable.c
     # With the event type PostgreSQL uses an index to find the newest; without, it may read the
@@ -149,11 +189,7 @@ def _forget_materializations(connection: sa.Connection, asset: str, partition: s
         & (sa.func.coalesce(events.partition, "") < partition)
         & (events.id < newest)
     )
-    tagged = sa.select(events.id).where(where)
-    connection.execute(
-        sa.delete(AssetEventTagsTable).where(AssetEventTagsTable.c.event_id.in_(tagged))
-    )
-    return connection.execute(sa.delete(SqlEventLogStorageTable).where(where)).rowcount
+    return _delete_events(connection, where)
 
 
 def _forget_evaluations(connection: sa.Connection, asset: str, before: datetime) -> None:

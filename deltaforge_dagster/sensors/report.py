@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seco
 from deltaforge_dagster.pipeline.health.health import Health
 from deltaforge_dagster.state.store import StateStore
 
-_HISTORY = 10
+_HISTORY = 10  # so many evaluations that were announced and never came are passed over
 _PLOT_SECONDS = 60.0
 
 

@@ -8,7 +8,7 @@ import dagster as dg
 from deltaforge_dagster.assets.maintenance import maintained_sinks
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
-    RETENTION_JOB,
+    SharedNames,
     asset_key,
     chunks_name,
     dagster_name,
@@ -17,6 +17,7 @@ from deltaforge_dagster.assets.names import (
     maintenance_job_name,
     partition_key,
     partitions_name,
+    snapshot_key,
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
@@ -28,6 +29,7 @@ from deltaforge_dagster.sensors.history import (
     delete_runs,
     forget_assets,
     forget_events,
+    forget_partitions,
     forget_ticks,
 )
 from deltaforge_dagster.state.since import RETENTION
@@ -38,12 +40,15 @@ RUNS_PER_TURN = 500
 
 
 def build_retention(
-    pipelines: Sequence[LoadedPipeline],
+    pipelines: Sequence[LoadedPipeline], platform: Platform, names: SharedNames
 ) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
     """Return the job that deletes old, delivered data, and its hourly schedule."""
 
-    @dg.op(name="forget", description="Removes old, delivered segments, ranges and runs.")
-    def forget(context: dg.OpExecutionContext, platform: dg.ResourceParam[Platform]) -> None:
+    @dg.op(
+        name=f"{names.retention}_forget",  # Dagster refuses two ops of one name
+        description="Removes old, delivered segments, ranges and runs.",
+    )
+    def forget(context: dg.OpExecutionContext) -> None:
         problems = []
         with platform.open() as opened:
             for loaded in pipelines:
@@ -53,14 +58,14 @@ def build_retention(
                 except DeltaforgeError as error:  # go on with the other pipelines
                     problems.append(f"{loaded.name}: {error}")
             forget_assets(context.instance, opened.store.pipelines.removed())
-        forget_ticks(context.instance, _instigators(pipelines))
+        forget_ticks(context.instance, _instigators(pipelines, names))
         week_ago = datetime.now(UTC) - timedelta(days=7)
-        delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=RETENTION_JOB)
+        delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=names.retention)
         if problems:
             raise dg.Failure("; ".join(problems), allow_retries=False)
 
     @dg.job(
-        name=RETENTION_JOB,
+        name=names.retention,
         executor_def=dg.in_process_executor,
         description="Deletes data that every sink has and that is older than the pipeline's "
         "retention.",
@@ -69,7 +74,7 @@ def build_retention(
         forget()
 
     schedule = dg.ScheduleDefinition(
-        name=f"{RETENTION_JOB}_hourly",
+        name=f"{names.retention}_hourly",
         job=retention,
         cron_schedule="7 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
@@ -105,16 +110,21 @@ def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipe
     return len(old) + _delete_old_chunks(instance, store, pipeline)
 
 
-def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
-    """Delete the partitions of chunks that are not in the newest snapshot."""
-    name = chunks_name(pipeline)
-    partitions = instance.get_dynamic_partitions(name)
+def _kept_chunks(store: StateStore, pipeline: str) -> set[str]:
+    """Return the partitions of the chunks of the newest snapshot."""
     newest = store.snapshots.read(pipeline, newest=1)
-    kept = {
+    return {
         chunk.partition
         for row in newest
         for chunk in store.snapshots.chunks(pipeline, row.snapshot)
     }
+
+
+def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
+    """Delete the partitions of chunks that are not in the newest snapshot."""
+    name = chunks_name(pipeline)
+    partitions = instance.get_dynamic_partitions(name)
+    kept = _kept_chunks(store, pipeline)
     old = [partition for partition in partitions if partition not in kept]
     for partition in old:
         instance.delete_dynamic_partition(name, partition)
@@ -145,17 +155,19 @@ def _delete_history(
     keys.append(health_key(loaded.name))
     keys += [
         lake_table_key(loaded.name, stored.sink, stored.write.source)
-        for stored in store.lake_commits.tables(loaded.name)
+        for stored in store.table_commits.tables(loaded.name)
     ]
-    return runs, forget_events(instance, keys, partition_key(first), oldest)
+    events = forget_events(instance, keys, partition_key(first), oldest)
+    chunks = _kept_chunks(store, loaded.name)
+    return runs, events + forget_partitions(instance, snapshot_key(loaded.name), chunks)
 
 
-def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
-    """Return the names of all sensors and schedules of this installation."""
-    names = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
+def _instigators(pipelines: Sequence[LoadedPipeline], names: SharedNames) -> set[str]:
+    """Return the names of all sensors and schedules of these pipelines."""
+    instigators = {names.alerts, names.files, f"{names.retention}_hourly"}
     for loaded in pipelines:
         name = dagster_name(loaded.name)
-        names |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
+        instigators |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
         jobs = (maintenance_job_name(loaded.name, sink) for sink in maintained_sinks(loaded))
-        names |= {f"{job}_schedule" for job in jobs}
-    return names
+        instigators |= {f"{job}_schedule" for job in jobs}
+    return instigators

@@ -64,7 +64,9 @@ def due_snapshot_run(
 ) -> dg.RunRequest | dg.SkipReason | None:
     """Return the run to start, or why none is started now; None if there is nothing to read."""
     pipeline = register(store, loaded)
-    snapshot = requested_snapshot(store, loaded, pipeline) if pipeline.want == "running" else None
+    snapshot = (
+        requested_snapshot(store, loaded, pipeline) if pipeline.desired_state == "running" else None
+    )
     if snapshot is None:
         return None
     number = snapshot.snapshot

@@ -42,14 +42,9 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
-from deltaforge_dagster.pipeline.health.health import (
-    Health,
-    capture_failed,
-    findings_of,
-    health,
-    note_tick,
-)
+from deltaforge_dagster.pipeline.health.health import Health, health
 from deltaforge_dagster.pipeline.health.preflight import preflight_source
+from deltaforge_dagster.pipeline.health.recorded import capture_failed, findings_of, note_tick
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.resources.left_tasks import end_left_tasks
 from deltaforge_dagster.sensors.every_tick import NOT_WELL
@@ -66,7 +61,7 @@ from deltaforge_dagster.state.store import StateStore
 LOST_SECONDS = 30.0
 """A run whose lease expired this long ago is dead."""
 
-NEVER_HELD_SECONDS = 180.0
+NO_LEASE_SECONDS = 180.0
 """A run that started this long ago and does not hold the lease is dead."""
 
 UNFINISHED = [
@@ -116,7 +111,7 @@ def tick(
     began = time.monotonic()
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
-    if not _lease_is_held(store, loaded.name):
+    if not _lease_is_active(store, loaded.name):
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
         publish_writes(instance, store, loaded, instance.report_runless_asset_event)
@@ -124,10 +119,10 @@ def tick(
     note_tick(store, loaded.name, outdated=outdated)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     lease = store.leases.get(loaded.name)
-    held = lease is not None and lease.held_at(store.now())
-    if remaining or held:
+    active = lease is not None and lease.active_at(store.now())
+    if remaining or active:
         state = _report_source(instance, store, loaded, None)
-        holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
+        holder = lease.run_id if lease and active else remaining[0].dagster_run.run_id
         return _skip(state, f"run {str(holder)[:8]} is working on it")
     if lease is not None:
         end_left_tasks(lease)
@@ -284,9 +279,9 @@ def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg
     )
 
 
-def _lease_is_held(store: StateStore, pipeline: str) -> bool:
+def _lease_is_active(store: StateStore, pipeline: str) -> bool:
     lease = store.leases.get(pipeline)
-    return lease is not None and lease.held_at(store.now())
+    return lease is not None and lease.active_at(store.now())
 
 
 def _other_holder(
@@ -329,7 +324,7 @@ def _report_dead(
             why = "it lost its lease"
         else:
             begun = record.start_time or record.update_timestamp.timestamp()
-            dead = time.time() - begun > NEVER_HELD_SECONDS
+            dead = time.time() - begun > NO_LEASE_SECONDS
             why = "it never took the lease"
         if dead:
             instance.report_run_failed(run, f"the run's process is gone: {why}")
@@ -338,16 +333,21 @@ def _report_dead(
 
 
 class WatchRoom:
-    """Decides which ticks watch, and until when. Thread-safe.
+    """Decides which ticks of a code server watch, and until when. Thread-safe.
 
     Args:
-        pipelines: How many pipelines of this code server have a sensor.
+        pipelines: How many of its pipelines have a sensor.
     """
 
-    def __init__(self, pipelines: int) -> None:
+    def __init__(self, pipelines: int = 0) -> None:
         self._pipelines = pipelines
         self._lock = threading.Lock()
         self._watching = 0
+
+    def admit(self, pipelines: int) -> None:
+        """Count more pipelines that have a sensor."""
+        with self._lock:
+            self._pipelines += pipelines
 
     @contextmanager
     def watch(

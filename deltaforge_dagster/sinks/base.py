@@ -90,7 +90,7 @@ class SinkPosition:
 
     Attributes:
         uid: Uid of the pipeline; it changes whenever its journal starts from scratch.
-        lineage: Incarnation of the checkpoint under which the message was sent; a position of
+        incarnation: Incarnation of the checkpoint under which the message was sent; a position of
             another incarnation does not count (`state.records.CheckpointRow`).
         segment: Number of the last message's segment.
         segment_id: Random id of that segment; in another state store, the same number may denote a
@@ -106,7 +106,7 @@ class SinkPosition:
     """
 
     uid: str
-    lineage: str
+    incarnation: str
     segment: int
     segment_id: str
     ordinal: int
@@ -117,8 +117,24 @@ class SinkPosition:
     redriven: str = ""
 
     def to_json(self) -> str:
-        """Return the text that a sink stores: one JSON object with these fields."""
-        return orjson.dumps(self).decode()
+        """Return the text that a sink stores: one JSON object with these fields.
+
+        The incarnation is called `lineage` there, as in every position that sinks already store.
+        """
+        return orjson.dumps(
+            {
+                "uid": self.uid,
+                "lineage": self.incarnation,
+                "segment": self.segment,
+                "segment_id": self.segment_id,
+                "ordinal": self.ordinal,
+                "event_id": self.event_id,
+                "start": self.start,
+                "end": self.end,
+                "source": self.source,
+                "redriven": self.redriven,
+            }
+        ).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -129,8 +145,8 @@ class SinkPosition:
         """
         try:
             fields = orjson.loads(text)
-            values = {name: fields[name] for name in cls.__slots__ if name != "redriven"}
-            values["redriven"] = fields.get("redriven", "")
+            fields = {"redriven": "", **fields, "incarnation": fields["lineage"]}
+            values = {name: fields[name] for name in cls.__slots__}
         except (ValueError, KeyError, TypeError) as error:
             raise SinkRejected(_NO_POSITION) from error
         if any(type(value) is not _NUMBERS.get(name, str) for name, value in values.items()):
@@ -145,7 +161,7 @@ class Origin:
     Attributes:
         pipeline: Name of the pipeline.
         uid: See `SinkPosition`.
-        lineage: See `SinkPosition`.
+        incarnation: See `SinkPosition`.
         source: See `SinkPosition`.
         start: Position at which the segment starts, JSON text.
         end: Position at which the segment ends, JSON text.
@@ -157,7 +173,7 @@ class Origin:
 
     pipeline: str
     uid: str
-    lineage: str
+    incarnation: str
     source: str
     start: str
     end: str
@@ -217,7 +233,7 @@ class SinkBatch:
         event_id = self.messages.column("event_id")[row].as_py()
         return SinkPosition(
             uid=self.origin.uid,
-            lineage=self.origin.lineage,
+            incarnation=self.origin.incarnation,
             segment=self.segment,
             segment_id=self.segment_id,
             ordinal=ordinal,

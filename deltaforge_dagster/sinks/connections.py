@@ -11,11 +11,30 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from deltaforge_dagster.errors import SinkUnavailable
 
 _END_SECONDS = 1.0
 """How long `end` waits for the thread that is using the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTimeouts:
+    """How long a sink waits for its server, in seconds.
+
+    Attributes:
+        connect: For one attempt to connect.
+        send: Until a server that neither takes nor sends a byte is given up.
+        batch: For one block of messages, from its first byte to its acknowledgement.
+    """
+
+    connect: float = 10.0
+    send: float = 5.0
+    batch: float = 30.0
+
+
+DEFAULT_TIMEOUTS = SinkTimeouts()
 
 
 class Use:
@@ -37,8 +56,8 @@ class Use:
         self._lock = threading.RLock()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Use the sink exclusively; if it was closed meanwhile, release its connections on exit."""
+    def exclusive(self) -> Iterator[None]:
+        """Use the sink exclusively; on exit, release its connections if it was closed meanwhile."""
         with self._lock:
             try:
                 yield

@@ -32,6 +32,7 @@ from deltaforge_dagster.config.engine import RunLimits
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.sinks import MessageSinkConfig, SinkBlock, SinkConfig
 from deltaforge_dagster.config.templates import filled
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sinks.tables.config import StagedSinkConfig, TableSinkConfig
 from deltaforge_dagster.sources.findings import Finding
@@ -39,6 +40,7 @@ from deltaforge_dagster.sources.findings import Finding
 if TYPE_CHECKING:  # they need Arrow, which code servers do without
     from deltaforge_dagster.sinks.base import Sink
     from deltaforge_dagster.sinks.lake.dialect import LakeDialect
+    from deltaforge_dagster.sinks.tables.comparer import TableComparer
     from deltaforge_dagster.sinks.tables.staged import ObjectForm
     from deltaforge_dagster.sinks.tables.writer import (
         CommitWriter,
@@ -124,6 +126,8 @@ class SinkType(ABC, Generic[_Config]):
         summary: A sentence about the kind, for the JSON Schema and the reference.
         config: Model of the `config` block. The name of the class ends in `SinkConfig`; the first
             line of its docstring is the description of the block.
+        sample: The fields with which a new component of a Dagster project begins; `NAME` stands for
+            the pipeline's.
         destinations: What its destinations are called, in the plural: `topics`.
         where: Fields that decide where changes go. If one changes, `deltaforge plan` says that
             later ones go elsewhere.
@@ -137,6 +141,7 @@ class SinkType(ABC, Generic[_Config]):
     name: str
     summary: str
     config: type[_Config]
+    sample: Mapping[str, Any] = {}
     destinations: str = "destinations"
     where: frozenset[str] = frozenset()
     form: frozenset[str] = frozenset()
@@ -279,6 +284,22 @@ class TableSinkType(SinkType[_StagedConfig]):
         of_source = (*location, template, *tables.place)
         what = f"{self.owns} for the source's"
         return owned + [OwnedResource(what, of_source, name, field) for name in tables.names]
+
+    def build_comparer(
+        self,
+        config: _StagedConfig,
+        owner: TableOwner,  # noqa: ARG002
+        destination: Sequence[str],  # noqa: ARG002
+    ) -> TableComparer:
+        """Return what compares a table of a sink with the source, not connected yet.
+
+        Raises:
+            NotAllowed: Tables of this kind of sink cannot be compared.
+        """
+        raise NotAllowed(
+            f"the {self.owns}s of sink {config.id} cannot be compared: "
+            f"sinks of type {self.name} do not support it"
+        )
 
     def problems(self, config: _StagedConfig, context: SinkContext) -> list[str]:  # noqa: ARG002
         """Return no errors: most config models already find those that need no connection."""

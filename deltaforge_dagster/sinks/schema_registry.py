@@ -54,9 +54,9 @@ from deltaforge_dagster.sources.findings import Finding
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 10.0
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
-_MOST_ID = (1 << 31) - 1
+_MOST_ID = (1 << 31) - 1  # ids are signed integers of 4 bytes in a message's header
 _MOST_TEXT = 500
-_INCOMPATIBLE, _INVALID = 409, 422
+_INCOMPATIBLE, _INVALID = 409, 422  # the registry's use of these HTTP statuses
 
 _FINISHED = AVRO_MESSAGES.remove(AVRO_MESSAGES.get_field_index("schema"))
 

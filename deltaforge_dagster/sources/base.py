@@ -100,11 +100,11 @@ class SourceNotes(SchemaRegistry, Protocol):
         """
         ...
 
-    def held(self) -> Mapping[str, str]:
+    def holds(self) -> Mapping[str, str]:
         """Return the full names of tables that have a hold, each with the reason.
 
-        All later events of these tables are held as well (`HeldEvent`), even those that can be
-        decoded, because no change may overtake a held one.
+        All later events of these tables are parked as well (`ParkedEvent`), even those that can be
+        decoded, because no change may overtake a parked one.
         """
         ...
 
@@ -123,13 +123,13 @@ class ReadLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldEvent:
+class ParkedEvent:
     """An undecoded log event that is kept back until the hold on its table is released.
 
     Attributes:
         table: Full name of the table.
-        reason: Why it is held, and what to do about it.
-        data: Everything that `Source.decode_held` needs to decode it later.
+        reason: Why it is parked, and what to do about it.
+        data: Everything that `Source.decode_parked` needs to decode it later.
     """
 
     table: str
@@ -137,8 +137,8 @@ class HeldEvent:
     data: bytes
 
 
-def pack_held(head: Mapping[str, Any], rest: bytes) -> bytes:
-    """Return `HeldEvent.data`: the length of a JSON head, the head, and `rest`.
+def pack_parked(head: Mapping[str, Any], rest: bytes) -> bytes:
+    """Return `ParkedEvent.data`: the length of a JSON head, the head, and `rest`.
 
     The length has 8 bytes and is little-endian.
     """
@@ -146,11 +146,11 @@ def pack_held(head: Mapping[str, Any], rest: bytes) -> bytes:
     return len(encoded).to_bytes(8, "little") + encoded + rest
 
 
-def unpack_held(data: bytes) -> tuple[Any, bytes]:
-    """Return the head and the rest that `pack_held` packed.
+def unpack_parked(data: bytes) -> tuple[Any, bytes]:
+    """Return the head and the rest that `pack_parked` packed.
 
     Raises:
-        ValueError: `pack_held` did not write this data.
+        ValueError: `pack_parked` did not write this data.
     """
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
@@ -166,13 +166,13 @@ class ChangeBatch:
             transaction up to it completely. None while a transaction is open. In a batch without
             rows, a position up to which the log has no change for us (idle progress), or None.
         log_bytes: Bytes of log read for this batch.
-        held: Events that must be held. They, too, are before `end` in the log.
+        parked: Events of tables on hold. They, too, are before `end` in the log.
     """
 
     rows: pa.RecordBatch | None
     end: Position | None
     log_bytes: int = 0
-    held: tuple[HeldEvent, ...] = ()
+    parked: tuple[ParkedEvent, ...] = ()
 
     def split(self, max_events: int) -> Iterator[ChangeBatch]:
         """Yield the changes in batches of at most `max_events` rows.
@@ -419,13 +419,13 @@ class Source(Protocol):
         """
         ...
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table; yield the changes that `read` would have yielded.
+        """Decode the parked events of one table; yield the changes that `read` would have yielded.
 
         Args:
-            events: `HeldEvent.data` of each event, in log order.
+            events: `ParkedEvent.data` of each event, in log order.
             fix: What the user has since declared about the table with `deltaforge hold`, as JSON
                 text.
             position: The captured position.
@@ -439,7 +439,7 @@ class Source(Protocol):
     def confirm(self, position: Position) -> None:
         """Allow the server to discard its log up to `position`, which is the committed position.
 
-        Returns at once; the reader's next status message tells the server.
+        Returns at once; the reader's next status message tells the server. Also before `read`.
         """
         ...
 

@@ -97,6 +97,8 @@ class SourceType(ABC, Generic[_Config]):
         summary: A sentence about the kind, for the JSON Schema and the reference.
         config: Model of the `config` block. The name of the class ends in `SourceConfig`; the first
             line of its docstring is the description of the block.
+        sample: The fields with which a new component of a Dagster project begins; `NAME` stands for
+            the pipeline's.
         connector: `source.connector` of its events.
         position_example: How a position is written in a pipeline file, for errors; empty if nobody
             writes one.
@@ -118,6 +120,7 @@ class SourceType(ABC, Generic[_Config]):
     summary: str
     config: type[_Config]
     connector: str
+    sample: Mapping[str, Any] = {}
     position_example: str = ""
     outbox: str | None = None
     timing: frozenset[str] = frozenset()

@@ -109,7 +109,7 @@ class StreamSocket:
         pause, best = _PAUSE, 0.0
         while filled < len(buffer) and time.monotonic() < deadline:
             time.sleep(pause)
-            more = self._drain(buffer[filled:], held=filled)
+            more = self._drain(buffer[filled:], kept=filled)
             filled += more
             if more < _PAUSE_BYTES:
                 break
@@ -148,8 +148,8 @@ class StreamSocket:
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
-    def _drain(self, buffer: memoryview, held: int = 0) -> int:
-        """Receive what has arrived, without waiting; `held` bytes of this buffer came before.
+    def _drain(self, buffer: memoryview, kept: int = 0) -> int:
+        """Receive what has arrived, without waiting; `kept` bytes of this buffer came before.
 
         If the connection has ended, its error is raised only once all bytes before it were
         returned.
@@ -164,11 +164,11 @@ class StreamSocket:
                 except _WOULD_BLOCK:
                     break
                 except OSError as error:
-                    if filled or held:
+                    if filled or kept:
                         break
                     raise self._lost(error) from error
                 if not count:
-                    if filled or held:  # return the bytes before the end first
+                    if filled or kept:  # return the bytes before the end first
                         break
                     raise SourceUnavailable(f"{self._where}: the server closed the stream")
                 filled += count
@@ -218,12 +218,12 @@ class ReadBuffer:
 
     def drop(self, consumed: int) -> None:
         """Remove the first `consumed` bytes; the rest moves to the start."""
-        held = self.length - consumed
-        if held < self._usual_bytes < len(self.data):
+        kept = self.length - consumed
+        if kept < self._usual_bytes < len(self.data):
             self.data = self.data[consumed : self.length].ljust(self._usual_bytes, b"\0")
         elif consumed:
-            self.data[:held] = self.data[consumed : self.length]
-        self.length = held
+            self.data[:kept] = self.data[consumed : self.length]
+        self.length = kept
 
 
 def notice_loss(descriptor: int) -> None:

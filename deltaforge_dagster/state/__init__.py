@@ -1,7 +1,7 @@
 """The state store: the progress of all pipelines, in SQLite or PostgreSQL.
 
 `store` opens it. It has one repository per noun, most in a module of that name: `pipelines`,
-`ranges`, `segments`, `journals`, `checkpoints`, `lake_commits`, `holds`, `snapshots`,
+`ranges`, `segments`, `journals`, `checkpoints`, `table_commits`, `holds`, `snapshots`,
 `relocated_rows`, `schemas`, `sensing` and `metrics`. `leases` also has the owners of resources,
 `dead_letters` also what was never delivered, and `source_state` has a source's server, table
 definitions and gaps. A noun has two classes: the repository is for everybody

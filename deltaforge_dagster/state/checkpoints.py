@@ -73,10 +73,10 @@ class CheckpointRepository:
                 resume with a segment that is not in the journal.
         """
         with self._database.write() as connection:
-            held = lock_lease(connection, name)
-            if held.live:
+            locked = lock_lease(connection, name)
+            if locked.live:
                 raise NotAllowed(
-                    f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset"
+                    f"pipeline {name!r} is held by run {locked.run_id}; stop it, then reset"
                 )
             before = read_checkpoints(connection, name).get(sink)
             if before is None:
@@ -88,7 +88,7 @@ class CheckpointRepository:
             moved = {
                 "first_segment": whole_from if skips else min(whole_from, before.first_segment),
                 "overrules": True,
-                **standing(segment, ordinal, complete, position),
+                **status_columns(segment, ordinal, complete, position),
             }
             return _set(connection, name, sink, moved)
 
@@ -114,7 +114,7 @@ class CheckpointRepository:
             if tail:
                 goes_on = pipeline.next_segment
                 position = position_before(connection, pipeline, goes_on)
-                values = standing(goes_on - 1, -1, True, position) | {
+                values = status_columns(goes_on - 1, -1, True, position) | {
                     "first_segment": goes_on,
                     "overrules": True,
                 }
@@ -221,7 +221,7 @@ class CheckpointWrites:
             **_sent(sent),
         }
         if not exactly_once:
-            moved["lineage"] = None
+            moved["incarnation"] = None
         if source_position is not None:
             moved["source_position"] = source_position
         self._update(sink, moved)
@@ -230,12 +230,12 @@ class CheckpointWrites:
         if (segment, ordinal, complete) != (row["segment"], row["ordinal"], row["complete"]):
             metrics.count(self._connection, self._pipeline, tally)
 
-    def set_lineage(self, sink: str, lineage: str) -> None:
+    def set_incarnation(self, sink: str, incarnation: str) -> None:
         """Begin a new incarnation of the checkpoint; a position of another one no longer counts."""
         self._row(sink)
         self._update(
             sink,
-            {"lineage": lineage, "overrules": True, **_sent(NOTHING)},
+            {"incarnation": incarnation, "overrules": True, **_sent(NOTHING)},
         )
 
     def set_sent(self, sink: str, sent: tuple[int, int]) -> None:
@@ -323,7 +323,7 @@ class CheckpointWrites:
             )
         metrics.count(self._connection, self._pipeline, tally)
 
-    def held(
+    def suspended(
         self,
         sink: str,
         why: str,
@@ -340,7 +340,7 @@ class CheckpointWrites:
             why: Which tables, and why; stored as its last error.
             remedy: The commands that fix it.
             failures: How often the table that fails most has failed in a row.
-            since: When the first of them was held.
+            since: When the first of them was suspended.
             next_attempt_at: When the next of them is tried again.
         """
         if self._row(sink)["state"] == "detached":
@@ -395,8 +395,13 @@ class CheckpointWrites:
         self._connection.execute(update(checkpoints).where(this).values(**values))
 
 
-def standing(segment: int, ordinal: int, complete: bool, position: str | None) -> dict[str, Any]:
-    """Return the columns of a checkpoint that is set to a row, regardless of its old state."""
+def status_columns(
+    segment: int, ordinal: int, complete: bool, position: str | None
+) -> dict[str, Any]:
+    """Return the columns of a checkpoint that is set to a row of the journal from outside.
+
+    Whatever described its former deliveries is reset: failures, incarnation, what was sent.
+    """
     return {
         "segment": segment,
         "ordinal": ordinal,
@@ -404,7 +409,7 @@ def standing(segment: int, ordinal: int, complete: bool, position: str | None) -
         "source_position": position,
         **_NO_FAILURES,
         "updated_at": clock(),
-        "lineage": None,
+        "incarnation": None,
         "sent_segment": None,
         "sent_ordinal": None,
         "skip": None,

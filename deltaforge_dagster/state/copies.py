@@ -46,11 +46,11 @@ from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.migrate import VERSION_TABLE, migrate
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
-    lake_commits,
-    lake_writes,
     leases,
     metadata,
     pipelines,
+    table_commits,
+    table_writes,
 )
 from deltaforge_dagster.state.store import StateStore
 
@@ -152,20 +152,20 @@ def _check(file: Path) -> None:
 
 def _empty(target: Connection, where: str, *, force: bool) -> Mapping[str, int]:
     """Delete all rows of a store; return the epochs that its pipelines had reached."""
-    held = target.execute(select(leases).with_for_update()).mappings().all()
+    locked = target.execute(select(leases).with_for_update()).mappings().all()
     filled = [table for table in metadata.sorted_tables if _has_rows(target, table)]
     if filled and not force:
-        names = ", ".join(str(row["pipeline"]) for row in held) or "no pipelines, but other rows"
+        names = ", ".join(str(row["pipeline"]) for row in locked) or "no pipelines, but other rows"
         raise NotAllowed(f"{where} is not empty (it has: {names}); --force replaces its content")
     now = target.execute(select(clock())).scalar_one()
-    for row in held:
+    for row in locked:
         if row["run_id"] is not None and row["expires_at"] > now:
             raise NotAllowed(
                 f"run {row['run_id']} works on pipeline {row['pipeline']!r}; stop it, then restore"
             )
     for table in filled:
         target.execute(delete(table))
-    return {row["pipeline"]: row["epoch"] for row in held}
+    return {row["pipeline"]: row["epoch"] for row in locked}
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:
@@ -257,7 +257,7 @@ def _make_safe(target: Connection, epochs: Mapping[str, int]) -> None:
     )
     target.execute(update(pipelines).values(probe_after=0.0, probe_wait=0.0))
     target.execute(update(checkpoints).values(next_attempt_at=0.0))
-    target.execute(delete(lake_commits))
+    target.execute(delete(table_commits))
     # Most of the writes that the copy has as unpublished were published since. Dagster would take a
     # second event for a newer one.
-    target.execute(update(lake_writes).values(published=True))
+    target.execute(update(table_writes).values(published=True))

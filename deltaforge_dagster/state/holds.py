@@ -4,7 +4,8 @@ A hold is identified by its kind (`table`: its events cannot be decoded; `schema
 newest version waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
-`held`         events of the subject are kept in files of the journal's folder (`hold_part`)
+`held`         events of the subject are *parked*: kept in files of the journal's folder
+               (`hold_part`)
 `released`     the problem was fixed or the version approved; the next run turns the events into
                segments
 `journaled`    the events are in the journal, the last one in `last_segment`; the files are not
@@ -28,7 +29,7 @@ from deltaforge_dagster.state.database.database import Database, clock, upsert
 from deltaforge_dagster.state.database.tables import hold_parts, holds, read_rows
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.pipelines import PipelineWrites
-from deltaforge_dagster.state.records import HeldPart, HoldPartRow, HoldRow
+from deltaforge_dagster.state.records import HoldPart, HoldPartRow, HoldRow
 
 SCHEMA = "schema"
 """Kind of holds for tables whose version waits for approval; their files contain decoded rows."""
@@ -72,10 +73,10 @@ class HoldRepository:
             return read_rows(connection, HoldRow, _same_hold(name, kind, subject))[0]
 
     def approve_table(self, name: str, table: str) -> int:
-        """Approve all pending versions of a table; the next run delivers the held changes.
+        """Approve all pending versions of a table; the next run delivers the parked changes.
 
         Returns:
-            The number of changes that were held.
+            The number of parked changes.
 
         Raises:
             NotAllowed: No version of the table waits for approval.
@@ -104,38 +105,38 @@ class HoldWrites:
         self._connection = connection
         self._pipeline = pipeline
 
-    def begin(self, part: HeldPart) -> None:
+    def begin(self, part: HoldPart) -> None:
         """Begin a hold that has no events yet; `part` names the subject and no file."""
         self._count(part)
         self._release_approved([part])
 
-    def keep(self, held: Iterable[HeldPart], position: str) -> None:
-        """Add durable files of held events, and advance the captured position past them."""
-        self.add(held)
+    def keep(self, parked: Iterable[HoldPart], position: str) -> None:
+        """Add durable files of parked events, and advance the captured position past them."""
+        self.add(parked)
         PipelineWrites(self._connection, self._pipeline).set_captured(position)
 
-    def add(self, held: Iterable[HeldPart]) -> None:
+    def add(self, parked: Iterable[HoldPart]) -> None:
         """Add durable files of events to their holds; files that were already added are ignored."""
-        parts = list(held)
+        parts = list(parked)
         for part in parts:
             self._add(part)
         self._release_approved(parts)
 
-    def replace(self, hold: HoldRow, held: Iterable[HeldPart]) -> None:
+    def replace(self, hold: HoldRow, parked: Iterable[HoldPart]) -> None:
         """Replace a hold by one for another reason, with the same events in other files."""
         self.journaled(hold, 0)
-        self.add(held)
+        self.add(parked)
 
     def revoke_release(self, hold: HoldRow, reason: str) -> None:
-        """Revoke a release, because the held events still cannot be decoded; `reason` says why."""
+        """Revoke a release: the parked events still cannot be decoded, for `reason`."""
         self._connection.execute(
             update(holds)
             .where(_same_hold(self._pipeline, hold.kind, hold.subject), holds.c.state == "released")
-            .values(state="held", mend=None, reason=reason[:_REASON_LENGTH])
+            .values(state="held", remedy=None, reason=reason[:_REASON_LENGTH])
         )
 
     def journaled(self, hold: HoldRow, last_segment: int) -> None:
-        """Record that all held events are in the journal, the last one in `last_segment`."""
+        """Record that all parked events are in the journal, the last one in `last_segment`."""
         self._connection.execute(
             delete(hold_parts).where(
                 hold_parts.c.pipeline == self._pipeline,
@@ -146,7 +147,7 @@ class HoldWrites:
         self._connection.execute(
             update(holds)
             .where(_same_hold(self._pipeline, hold.kind, hold.subject))
-            .values(state="journaled", mend=None, last_segment=last_segment)
+            .values(state="journaled", remedy=None, last_segment=last_segment)
         )
 
     def forget(self, delivered: int) -> None:
@@ -159,7 +160,7 @@ class HoldWrites:
             )
         )
 
-    def _add(self, part: HeldPart) -> None:
+    def _add(self, part: HoldPart) -> None:
         existing = select(hold_parts.c.path).where(
             hold_parts.c.pipeline == self._pipeline, hold_parts.c.path == part.path
         )
@@ -182,7 +183,7 @@ class HoldWrites:
         )
         self._count(part)
 
-    def _count(self, part: HeldPart) -> None:
+    def _count(self, part: HoldPart) -> None:
         """Begin a part's hold, or add the part's events to the existing one."""
         this = _same_hold(self._pipeline, part.kind, part.subject)
         # A hold that is already `journaled` starts again, but keeps its `since_position`.
@@ -215,9 +216,9 @@ class HoldWrites:
             )
         )
 
-    def _release_approved(self, held: Iterable[HeldPart]) -> None:
+    def _release_approved(self, parked: Iterable[HoldPart]) -> None:
         """Release holds of tables that were approved before their first part was stored."""
-        for table in {part.subject for part in held if part.kind == SCHEMA}:
+        for table in {part.subject for part in parked if part.kind == SCHEMA}:
             if not schemas.is_pending(self._connection, self._pipeline, table):
                 _release(self._connection, self._pipeline, SCHEMA, table, "{}")
 
@@ -238,7 +239,7 @@ def _release(connection: Connection, pipeline: str, kind: str, subject: str, rem
     released = connection.execute(
         update(holds)
         .where(_same_hold(pipeline, kind, subject), holds.c.state != "journaled")
-        .values(state="released", mend=remedy)
+        .values(state="released", remedy=remedy)
     )
     if released.rowcount == 0:
         raise NotAllowed(f"pipeline {pipeline!r} holds no {kind} {subject!r}")

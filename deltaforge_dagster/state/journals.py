@@ -19,24 +19,24 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import holds, snapshots, source_state
-from deltaforge_dagster.state.checkpoints import standing
+from deltaforge_dagster.state.checkpoints import status_columns
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
     known_pipeline,
-    lake_commits,
     pipelines,
     published,
     ranges,
     read_checkpoints,
     segments,
+    table_commits,
     undelivered,
 )
-from deltaforge_dagster.state.lake_commits import Destination, begin_resyncs
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.since import write_early
 from deltaforge_dagster.state.snapshot_records import RECOVERY
+from deltaforge_dagster.state.table_commits import Destination, begin_resyncs
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class JournalRepository:
                 yet, or changes would be lost.
         """
         with self._database.write() as connection:
-            held = lock_lease(connection, name)
-            if held.live:
+            locked = lock_lease(connection, name)
+            if locked.live:
                 raise NotAllowed(
-                    f"pipeline {name!r} is held by run {held.run_id}; stop it, then rebuild"
+                    f"pipeline {name!r} is held by run {locked.run_id}; stop it, then rebuild"
                 )
             pipeline = known_pipeline(connection, name)
             position = pipeline.confirmed_position or pipeline.start_position
@@ -130,7 +130,7 @@ class JournalRepository:
             snapshots.lose_journal(connection, name, delivered)
             dropped = [
                 connection.execute(delete(table).where(table.c.pipeline == name)).rowcount
-                for table in (segments, ranges, published, undelivered, lake_commits)
+                for table in (segments, ranges, published, undelivered, table_commits)
             ]
             connection.execute(
                 update(pipelines)
@@ -181,13 +181,13 @@ class JournalRepository:
 
 
 def _reset(connection: Connection, name: str) -> None:
-    held = lock_lease(connection, name)
-    if held.live:
-        raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset")
+    locked = lock_lease(connection, name)
+    if locked.live:
+        raise NotAllowed(f"pipeline {name!r} is held by run {locked.run_id}; stop it, then reset")
     pipeline = known_pipeline(connection, name)
     holds.drop_all(connection, name)
     snapshots.forget(connection, name)
-    for table in (segments, ranges, published, undelivered, lake_commits):
+    for table in (segments, ranges, published, undelivered, table_commits):
         connection.execute(delete(table).where(table.c.pipeline == name))
     source_state.forget_server(connection, name)
     source_state.forget_definitions(connection, name)
@@ -215,7 +215,7 @@ def _reset(connection: Connection, name: str) -> None:
             overrules=True,
             began=None,
             snapshot_due=True,
-            **standing(pipeline.next_segment - 1, -1, True, None),
+            **status_columns(pipeline.next_segment - 1, -1, True, None),
         )
     )
 

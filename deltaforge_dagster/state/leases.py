@@ -52,7 +52,7 @@ _ENDING_SECONDS = 1.0
 _NAME_BYTES = 63
 """PostgreSQL truncates longer application names (NAMEDATALEN - 1)."""
 
-_TRANSACTION_TIMEOUT_VERSION = 170000
+_TRANSACTION_TIMEOUT_VERSION = 170000  # transaction_timeout exists from PostgreSQL 17 on
 _TRANSACTION_TIMEOUT = "60s"
 
 
@@ -91,13 +91,13 @@ class LeaseRepository:
             # lease lasts.
             if _read_lease(connection, name).live:
                 return None
-            held = lock_lease(connection, name)
-            if held.live:
+            locked = lock_lease(connection, name)
+            if locked.live:
                 return None
-            if held.run_id is not None:
+            if locked.run_id is not None:
                 metrics.count(connection, name, metrics.run_failure("lost"))
-            epoch = held.epoch + 1
-            expires_at = held.now + seconds
+            epoch = locked.epoch + 1
+            expires_at = locked.now + seconds
             connection.execute(
                 update(leases)
                 .where(leases.c.pipeline == name)
@@ -174,14 +174,14 @@ def check_lease(connection: Connection, lease: Lease) -> None:
         LeaseLost: It was released, has expired (even if no other run took it), or another run holds
             it.
     """
-    held = lock_lease(connection, lease.pipeline, lease)
+    locked = lock_lease(connection, lease.pipeline, lease)
     subject = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"
-    if held.epoch != lease.epoch:
-        raise LeaseLost(f"{subject} lost its lease to run {held.run_id} (epoch {held.epoch})")
-    if held.run_id is None:
+    if locked.epoch != lease.epoch:
+        raise LeaseLost(f"{subject} lost its lease to run {locked.run_id} (epoch {locked.epoch})")
+    if locked.run_id is None:
         raise LeaseLost(f"{subject} has released its lease")
-    if not held.live:
-        late = held.now - held.expires_at
+    if not locked.live:
+        late = locked.now - locked.expires_at
         raise LeaseLost(f"{subject} lost its lease, which expired {late:.1f} s ago without renewal")
 
 

@@ -158,12 +158,12 @@ class MetricWrites:
         count(self._connection, self._pipeline, tally)
 
 
-def of_desired_state(before: DesiredState, want: DesiredState) -> Tally:
+def of_desired_state(before: DesiredState, after: DesiredState) -> Tally:
     """Return the tally of a change of the desired state."""
     tally = Tally()
-    if want != before and want == "paused":
+    if after != before and after == "paused":
         tally.add(PIPELINE_PAUSES)
-    if want != before and want == "running":
+    if after != before and after == "running":
         tally.add(PIPELINE_RESUMES)
     return tally
 

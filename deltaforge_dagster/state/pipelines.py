@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy, metrics, since, snapshots
-from deltaforge_dagster.state.checkpoints import standing
+from deltaforge_dagster.state.checkpoints import status_columns
 from deltaforge_dagster.state.database.database import Database, clock, upsert
 from deltaforge_dagster.state.database.primitives import get_value, put_value
 from deltaforge_dagster.state.database.tables import (
@@ -28,10 +28,6 @@ from deltaforge_dagster.state.database.tables import (
     find_pipeline,
     known_pipeline,
     kv,
-    lake_commits,
-    lake_pending,
-    lake_resyncs,
-    lake_writes,
     leases,
     log,
     metadata,
@@ -43,6 +39,10 @@ from deltaforge_dagster.state.database.tables import (
     segments,
     slot,
     stored_specs,
+    table_commits,
+    table_pending,
+    table_resyncs,
+    table_writes,
 )
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.ranges import CHANGES
@@ -181,13 +181,15 @@ class PipelineRepository:
                 DefinitionWrites(connection, name).define(definitions or {}, position)
             return known_pipeline(connection, name)
 
-    def set_desired_state(self, name: str, want: DesiredState) -> None:
+    def set_desired_state(self, name: str, state: DesiredState) -> None:
         """Set the pipeline's desired state; a run sees it when it next renews its lease."""
         with self._database.write() as connection:
             lock_lease(connection, name)
-            before = known_pipeline(connection, name).want
-            connection.execute(update(pipelines).where(pipelines.c.name == name).values(want=want))
-            metrics.count(connection, name, metrics.of_desired_state(before, want))
+            before = known_pipeline(connection, name).desired_state
+            connection.execute(
+                update(pipelines).where(pipelines.c.name == name).values(desired_state=state)
+            )
+            metrics.count(connection, name, metrics.of_desired_state(before, state))
 
     def try_again(self, name: str) -> None:
         """Let the next run try every sink at once, and the next tick the source."""
@@ -328,9 +330,9 @@ class PipelineRepository:
             if row is None:
                 _remove_document(connection, name)
                 return None
-            held = lock_lease(connection, name)
-            if held.live:
-                raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it first")
+            locked = lock_lease(connection, name)
+            if locked.live:
+                raise NotAllowed(f"pipeline {name!r} is held by run {locked.run_id}; stop it first")
             _remove_document(connection, name)
             for table in metadata.sorted_tables:
                 if "pipeline" in table.c and table is not leases:
@@ -418,7 +420,7 @@ def _register(
 ) -> PipelineRow:
     """Make pipeline, lease and checkpoints agree with the file."""
     _insert_missing(connection, name, spec_hash)
-    held = lock_lease(connection, name)
+    locked = lock_lease(connection, name)
     connection.execute(
         update(pipelines).where(pipelines.c.name == name).values(spec_hash=spec_hash)
     )
@@ -439,11 +441,11 @@ def _register(
                 overrules=False,  # the sink may hold a position of an earlier state store
                 began=began,
                 snapshot_due=starts.get(sink) == "snapshot",
-                **standing(first - 1, -1, True, position),
+                **status_columns(first - 1, -1, True, position),
             )
         )
-    if not held.live:
-        for table in (checkpoints, lake_commits, lake_pending, lake_resyncs, lake_writes):
+    if not locked.live:
+        for table in (checkpoints, table_commits, table_pending, table_resyncs, table_writes):
             connection.execute(
                 delete(table).where(table.c.pipeline == name, table.c.sink.not_in(sorted(sinks)))
             )
@@ -461,7 +463,7 @@ def _insert_missing(connection: Connection, name: str, spec_hash: str) -> None:
             spec_hash=spec_hash,
             next_segment=segment,
             next_range=number,
-            want="running",
+            desired_state="running",
             probe_after=0.0,
             probe_wait=0.0,
         )

@@ -7,8 +7,8 @@ Positions are JSON text (`positions`), times are seconds since 1970 by the store
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.tables import Contained
@@ -47,7 +47,7 @@ class PipelineRow:
     confirmed_position: str | None
     next_segment: int
     next_range: int
-    want: DesiredState
+    desired_state: DesiredState
     probe_after: float
     """The sensor does not query the source before this time (back-off after empty runs)."""
     probe_wait: float
@@ -217,7 +217,7 @@ class LeaseRow:
     expires_at: float
     session_id: str | None
 
-    def held_at(self, now: float) -> bool:
+    def active_at(self, now: float) -> bool:
         """Return whether a run holds the lease at `now`, a time of the store's clock."""
         return self.run_id is not None and self.expires_at > now
 
@@ -351,8 +351,8 @@ class CheckpointRow:
     are not kept either, and nothing waits for the sink.
 
     A sink that delivers exactly once keeps a position of its own, which carries the checkpoint
-    incarnation under which it was sent (`lineage`): the random id of an unbroken series of such
-    deliveries. `lineage` is None before the first of them, and again after a reset or an
+    incarnation under which it was sent (`incarnation`): the random id of an unbroken series of such
+    deliveries. `incarnation` is None before the first of them, and again after a reset or an
     at-least-once delivery. While `overrules` is true, a position of another incarnation in the sink
     does not count: the checkpoint was set explicitly or has moved past that position, and nothing
     has been delivered under its own incarnation yet.
@@ -370,7 +370,7 @@ class CheckpointRow:
     """When the checkpoint last moved; failures, pauses and a detachment do not change it."""
     first_segment: int
     state: Attachment = "attached"
-    lineage: str | None = None
+    incarnation: str | None = None
     overrules: bool = False
     skip: str | None = None
     """The sink has every segment that ends at or before this position, even past the checkpoint."""
@@ -424,8 +424,8 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPart:
-    """A durable file of held events.
+class HoldPart:
+    """A durable file of parked events.
 
     Attributes:
         kind: Kind of the hold: `table` or `schema` (see `holds`).
@@ -450,10 +450,10 @@ class HeldPart:
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """A hold. `since` is a time, `since_position` a position before all held events.
+    """A hold. `since` is a time, `since_position` a position before all parked events.
 
-    `mend` is the remedy with which the events of a released hold are decoded, JSON text in a format
-    of the source.
+    `remedy` is what the user gave for decoding the events of a released hold, such as a table's
+    definition: JSON text in a format of the source.
     """
 
     kind: str
@@ -464,12 +464,17 @@ class HoldRow:
     since_position: str
     events: int
     bytes: int
-    mend: str | None
+    remedy: str | None
     last_segment: int | None
 
     def passed(self, whole_segment: int) -> bool:
-        """Return whether a sink that has everything up to `whole_segment` has all held events."""
+        """Return whether a sink that has everything up to `whole_segment` has all parked events."""
         return self.state == "journaled" and whole_segment >= (self.last_segment or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as `--json` prints them, where the remedy is called mend."""
+        names = {"remedy": "mend"}
+        return {names.get(name, name): value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)

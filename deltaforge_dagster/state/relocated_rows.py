@@ -38,13 +38,13 @@ class RelocatedRowRepository:
     def ready_tables(self, name: str, snapshot: int) -> list[str]:
         """Return the tables whose relocated rows can be looked for.
 
-        All their chunks are `spliced`.
+        All their chunks are `complete`.
         """
         open_ = select(chunks.c.number).where(
             chunks.c.pipeline == relocated_rows.c.pipeline,
             chunks.c.snapshot == relocated_rows.c.snapshot,
             chunks.c.table_name == relocated_rows.c.table_name,
-            chunks.c.state != "spliced",
+            chunks.c.state != "complete",
         )
         query = (
             select(relocated_rows.c.table_name)

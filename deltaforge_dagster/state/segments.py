@@ -25,7 +25,7 @@ from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.ranges import kept_from, known_range, update_range
 from deltaforge_dagster.state.records import (
     Counts,
-    HeldPart,
+    HoldPart,
     HoldRow,
     Lease,
     NewSegment,
@@ -162,7 +162,7 @@ class SegmentWrites:
         segment: NewSegment,
         range: int,  # noqa: A002
         *,
-        held: Iterable[HeldPart] = (),
+        parked: Iterable[HoldPart] = (),
         released: HoldRow | None = None,
         tally: Tally | None = None,
     ) -> None:
@@ -173,7 +173,7 @@ class SegmentWrites:
         Args:
             segment: The segment.
             range: Number of the range.
-            held: Files of held events from before the segment's end.
+            parked: Files of parked events from before the segment's end.
             released: The hold whose last events this segment contains; it becomes `journaled`.
             tally: Metrics to count with it.
 
@@ -242,10 +242,10 @@ class SegmentWrites:
             .where(pipelines.c.name == self._pipeline)
             .values(captured_position=segment.end_position, next_segment=segment.segment + 1)
         )
-        # First, because newly held events of the same table come after the released ones.
+        # First, because newly parked events of the same table come after the released ones.
         if released is not None:
             self._holds.journaled(released, segment.segment)
-        self._holds.add(held)
+        self._holds.add(parked)
 
     def leave_as_captured(self, up_to: int) -> None:
         """Decide that segments up to a number, if still undecided, are delivered unprocessed."""

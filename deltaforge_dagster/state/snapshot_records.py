@@ -7,22 +7,22 @@ chunk:
 ===========  ======================================================================================
 `planned`    the chunk has not been read, or its rows can no longer be used
 `read`       its rows are in a staging file of the journal's folder
-`spliced`    its rows are in the journal, except those that changed meanwhile (deduplicated)
+`complete`   its rows are in the journal, except those that changed meanwhile (deduplicated)
 ===========  ======================================================================================
 
-A snapshot is `wanted` until its chunks are planned, and `reading` until all of them are `spliced`
-and no `relocated_rows` are left; then it is `spliced`. A snapshot that was stopped stays
+A snapshot is `wanted` until its chunks are planned, and `reading` until all of them are `complete`
+and no `relocated_rows` are left; then it is `complete`. A snapshot that was stopped stays
 `cancelled`, and its remaining chunks never reach the journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-SnapshotState = Literal["wanted", "reading", "spliced", "cancelled"]
-ChunkState = Literal["planned", "read", "spliced"]
+SnapshotState = Literal["wanted", "reading", "complete", "cancelled"]
+ChunkState = Literal["planned", "read", "complete"]
 
 RECOVERY = "recovery"
 """The cause of a snapshot that a recovered pipeline needs (`JournalRepository.recover`)."""
@@ -67,11 +67,15 @@ class SnapshotRow:
         """The state as text for users."""
         return _STATE_TEXTS[self.state]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as `--json` prints them, where a complete snapshot is spliced."""
+        return {**asdict(self), "state": {"complete": "spliced"}.get(self.state, self.state)}
+
 
 _STATE_TEXTS: dict[SnapshotState, str] = {
     "wanted": "asked for",
     "reading": "being read",
-    "spliced": "complete",
+    "complete": "complete",
     "cancelled": "cancelled",
 }
 
@@ -97,7 +101,7 @@ class StagedChunk:
         checksum: SHA-256 of the file; empty if there is none.
         rows: Number of rows.
         bytes: Size of the file.
-        sight: The read view: which changes the read could see, in a format of the source.
+        read_view: The read view: which changes the read could see, in a format of the source.
         position: A position of the log after all changes in the read view, JSON text.
         described: The table's definition at that time (`tables.TableSchema`), JSON text.
         first_segment: Number of the first segment that may contain a change outside the read view.
@@ -108,7 +112,7 @@ class StagedChunk:
     checksum: str
     rows: int
     bytes: int
-    sight: str
+    read_view: str
     position: str
     described: str
     first_segment: int
@@ -125,7 +129,7 @@ class ChunkRow(PlannedChunk):
         attempts: How often its rows were read and could not be used.
         read_at: When it was read.
         segment: The segment that contains its rows; None if no rows remained.
-        spliced_rows: Number of its rows that were merged: those that had not changed since they
+        journaled_rows: Number of its rows that were merged: those that had not changed since they
             were read.
     """
 
@@ -136,14 +140,14 @@ class ChunkRow(PlannedChunk):
     checksum: str | None
     rows: int | None
     bytes: int | None
-    sight: str | None
+    read_view: str | None
     position: str | None
     described: str | None
     first_segment: int | None
     read_at: float | None
     seconds: float | None
     segment: int | None
-    spliced_rows: int | None
+    journaled_rows: int | None
 
     @property
     def partition(self) -> str:
@@ -158,7 +162,7 @@ class SnapshotProgress:
     Attributes:
         planned: Number of chunks that must still be read.
         read: Number of chunks that wait for the pipeline's live run.
-        spliced: Number of chunks that were merged into the journal, without rows that have changed
+        complete: Number of chunks that were merged into the journal, without rows that have changed
             since.
         rows: Number of rows read so far.
         staged_bytes: Size of the staging files that wait for the live run.
@@ -166,11 +170,16 @@ class SnapshotProgress:
 
     planned: int = 0
     read: int = 0
-    spliced: int = 0
+    complete: int = 0
     rows: int = 0
     staged_bytes: int = 0
 
     @property
     def chunks(self) -> int:
         """Total number of chunks."""
-        return self.planned + self.read + self.spliced
+        return self.planned + self.read + self.complete
+
+    def to_json(self) -> dict[str, int]:
+        """Return the numbers as `--json` prints them, where complete chunks are spliced."""
+        names = {"complete": "spliced"}
+        return {names.get(name, name): number for name, number in asdict(self).items()}

@@ -1,7 +1,7 @@
 """Reads and writes snapshots and their chunks in the state store (`snapshot_records` defines them).
 
 A chunk becomes `read` by compare-and-swap: of two runs that read it, the first one wins, and the
-other's file is orphaned. It becomes `spliced` in the fenced transaction that adds the segment with
+other's file is orphaned. It becomes `complete` in the fenced transaction that adds the segment with
 its rows, so the rows of a chunk get into the journal exactly once.
 """
 
@@ -32,10 +32,10 @@ from deltaforge_dagster.state.database.tables import (
     checkpoints,
     chunks,
     known_pipeline,
-    lake_resyncs,
     read_checkpoints,
     segments,
     snapshots,
+    table_resyncs,
 )
 from deltaforge_dagster.state.database.tables import relocated_rows as relocated_table
 from deltaforge_dagster.state.leases import lock_lease
@@ -52,11 +52,11 @@ from deltaforge_dagster.state.snapshot_records import (
 _PROBLEM_LENGTH = 2000
 _NOT_READ: dict[str, None] = dict.fromkeys(
     (
-        *("path", "checksum", "rows", "bytes", "sight", "position"),
+        *("path", "checksum", "rows", "bytes", "read_view", "position"),
         *("described", "first_segment", "read_at", "seconds"),
     )
 )
-_NOT_SPLICED: dict[str, None] = dict.fromkeys(("segment", "spliced_rows"))
+_NOT_COMPLETE: dict[str, None] = dict.fromkeys(("segment", "journaled_rows"))
 
 
 class SnapshotRepository:
@@ -142,7 +142,7 @@ class SnapshotRepository:
                 chunks.c.table_name,
                 total(case((chunks.c.state == "planned", 1), else_=0)),
                 total(case((chunks.c.state == "read", 1), else_=0)),
-                total(case((chunks.c.state == "spliced", 1), else_=0)),
+                total(case((chunks.c.state == "complete", 1), else_=0)),
                 total(func.coalesce(chunks.c.rows, 0)),
                 total(case((chunks.c.state == "read", func.coalesce(chunks.c.bytes, 0)), else_=0)),
             )
@@ -213,7 +213,7 @@ class SnapshotRepository:
             connection.execute(insert(chunks), [row])
 
     def reopen(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
-        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
+        """Let `complete` chunks of a snapshot, given by table and number, be read again."""
         with self._database.write() as connection:
             reopened = 0
             for table_name, number in names:
@@ -223,15 +223,15 @@ class SnapshotRepository:
                         _of(name, snapshot),
                         chunks.c.table_name == table_name,
                         chunks.c.number == number,
-                        chunks.c.state == "spliced",
+                        chunks.c.state == "complete",
                     )
-                    .values(state="planned", **_NOT_READ, **_NOT_SPLICED)
+                    .values(state="planned", **_NOT_READ, **_NOT_COMPLETE)
                 )
                 reopened += again.rowcount
             if reopened:
                 connection.execute(
                     update(snapshots)
-                    .where(_this(name, snapshot), snapshots.c.state == "spliced")
+                    .where(_this(name, snapshot), snapshots.c.state == "complete")
                     .values(state="reading", ended_at=None)
                 )
 
@@ -279,7 +279,7 @@ class SnapshotWrites:
         done = self._connection.execute(
             update(chunks)
             .where(_chunk(self._pipeline, chunk.snapshot, chunk), _same_reading(chunk))
-            .values(state="spliced", segment=segment, spliced_rows=rows)
+            .values(state="complete", segment=segment, journaled_rows=rows)
         )
         if done.rowcount == 0 and not _is_complete(
             self._connection, self._pipeline, chunk, segment
@@ -376,19 +376,19 @@ def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
         update(snapshots)
         .where(
             snapshots.c.pipeline == pipeline,
-            snapshots.c.state == "spliced",
+            snapshots.c.state == "complete",
             snapshots.c.snapshot.in_(select(chunks.c.snapshot).where(again)),
         )
         .values(state="reading", ended_at=None)
     )
     connection.execute(
-        update(chunks).where(again).values(state="planned", **_NOT_READ, **_NOT_SPLICED)
+        update(chunks).where(again).values(state="planned", **_NOT_READ, **_NOT_COMPLETE)
     )
 
 
 def forget(connection: Connection, pipeline: str) -> None:
     """Delete all snapshots of a pipeline, and the resyncs of tables that they were to load."""
-    for table in (snapshots, chunks, relocated_table, lake_resyncs):
+    for table in (snapshots, chunks, relocated_table, table_resyncs):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
 
@@ -426,8 +426,8 @@ def _address(connection: Connection, pipeline: str, snapshot: int, segment: int 
 
 
 def _finish(connection: Connection, pipeline: str, snapshot: int) -> None:
-    """Mark a snapshot as `spliced` if all its chunks are and no relocated rows are left."""
-    left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "spliced")
+    """Mark a snapshot as `complete` if all its chunks are and no relocated rows are left."""
+    left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "complete")
     lost = select(relocated_table.c.digest).where(
         relocated_table.c.pipeline == pipeline, relocated_table.c.snapshot == snapshot
     )
@@ -439,7 +439,7 @@ def _finish(connection: Connection, pipeline: str, snapshot: int) -> None:
             ~left.exists(),
             ~lost.exists(),
         )
-        .values(state="spliced", ended_at=clock())
+        .values(state="complete", ended_at=clock())
     )
 
 
@@ -501,7 +501,7 @@ def _is_complete(
 ) -> bool:
     query = select(chunks.c.number).where(
         _chunk(pipeline, chunk.snapshot, chunk),
-        chunks.c.state == "spliced",
+        chunks.c.state == "complete",
         chunks.c.read_at == chunk.read_at,
         chunks.c.segment.is_not_distinct_from(segment),
     )

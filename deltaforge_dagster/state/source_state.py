@@ -134,7 +134,7 @@ class DefinitionRepository:
         definitions = {}
         with self._database.read() as connection:
             for table, value in connection.execute(query):
-                text = _held_at(orjson.loads(value), position)
+                text = _definition_at(orjson.loads(value), position)
                 if text is not None:
                     definitions[table] = text
         return definitions
@@ -299,7 +299,7 @@ def _oldest(connection: Connection, row: PipelineRow) -> str | None:
     return min(positions, key=parse_position, default=None)
 
 
-def _held_at(notes: Iterable[tuple[str, str | None]], position: Position) -> str | None:
+def _definition_at(notes: Iterable[tuple[str, str | None]], position: Position) -> str | None:
     text = None
     for noted, definition in notes:
         at: Position = parse_position(noted)

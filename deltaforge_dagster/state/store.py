@@ -29,7 +29,6 @@ from deltaforge_dagster.state.dead_letters import (
 )
 from deltaforge_dagster.state.holds import HoldRepository, HoldWrites
 from deltaforge_dagster.state.journals import JournalRepository
-from deltaforge_dagster.state.lake_commits import LakeCommitRepository, LakeCommitWrites
 from deltaforge_dagster.state.leases import (
     LeaseRepository,
     LeaseWrites,
@@ -39,6 +38,7 @@ from deltaforge_dagster.state.leases import (
 from deltaforge_dagster.state.metrics import MetricRepository, MetricWrites
 from deltaforge_dagster.state.pipelines import PipelineRepository, PipelineWrites
 from deltaforge_dagster.state.ranges import RangeRepository, RangeWrites
+from deltaforge_dagster.state.reconciliations import ReconciliationRepository
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.relocated_rows import RelocatedRowRepository, RelocatedRowWrites
 from deltaforge_dagster.state.schemas import SchemaRepository, SchemaWrites
@@ -51,6 +51,7 @@ from deltaforge_dagster.state.source_state import (
     FailoverWrites,
     GapRepository,
 )
+from deltaforge_dagster.state.table_commits import TableCommitRepository, TableCommitWrites
 
 
 class StateStore:
@@ -65,7 +66,7 @@ class StateStore:
         segments: The segments of the journal.
         journals: Rebuilding and resetting a whole journal.
         checkpoints: How far each sink has acknowledged.
-        lake_commits: How far the tables of sinks that write tables have come.
+        table_commits: How far the tables of sinks that write tables have come.
         dead_letters: Changes that a sink cannot receive as they are.
         undelivered: Changes that left the dead letter queue without being delivered.
         holds: Events that are kept back until they are released or approved.
@@ -75,6 +76,7 @@ class StateStore:
         gaps: Tables with changes that the source's log lacks.
         definitions: Table definitions by position, for sources whose log lacks them.
         sensing: The results of schema sensing.
+        reconciliations: What was proven about tables of sinks.
         metrics: Stored metrics.
     """
 
@@ -87,7 +89,7 @@ class StateStore:
         self.segments = SegmentRepository(database)
         self.journals = JournalRepository(database)
         self.checkpoints = CheckpointRepository(database)
-        self.lake_commits = LakeCommitRepository(database)
+        self.table_commits = TableCommitRepository(database)
         self.dead_letters = DeadLetterRepository(database)
         self.undelivered = UndeliveredRepository(database)
         self.gaps = GapRepository(database)
@@ -97,6 +99,7 @@ class StateStore:
         self.schemas = SchemaRepository(database)
         self.definitions = DefinitionRepository(database)
         self.sensing = SensingRepository(database)
+        self.reconciliations = ReconciliationRepository(database)
         self.metrics = MetricRepository(database)
 
     @classmethod
@@ -173,7 +176,7 @@ class FencedWriter:
         self.segments = SegmentWrites(connection, lease, self.holds)
         self.undelivered = UndeliveredWrites(connection, name)
         self.checkpoints = CheckpointWrites(connection, name, self.undelivered)
-        self.lake_commits = LakeCommitWrites(connection, name)
+        self.table_commits = TableCommitWrites(connection, name)
         self.dead_letters = DeadLetterWrites(connection, name)
         self.snapshots = SnapshotWrites(connection, name)
         self.relocated_rows = RelocatedRowWrites(connection, name)

@@ -30,7 +30,7 @@ from deltaforge_dagster.sinks.base import MESSAGES, Origin, Sink, SinkBatch
 ORIGIN = Origin(
     pipeline="shop",
     uid="uid-1",
-    lineage="lineage-1",
+    incarnation="lineage-1",
     source="orders-db",
     start='{"lsn": "0/10"}',
     end='{"lsn": "0/20"}',

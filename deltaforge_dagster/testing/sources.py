@@ -102,7 +102,7 @@ class Versions:
         self.definitions: list[tuple[Position, dict[str, str | None]]] = []
         self.alterations: list[tuple[TableSchema, ColumnChanges, Position]] = []
         self.fates: list[tuple[str, TableFate]] = []
-        self.holds: dict[str, str] = {}
+        self.on_hold: dict[str, str] = {}
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Assign the next number to a version; every call counts as a new version."""
@@ -129,9 +129,9 @@ class Versions:
                 merged |= definitions
         return {table: text for table, text in merged.items() if text is not None}
 
-    def held(self) -> dict[str, str]:
-        """Return the tables that are held."""
-        return self.holds
+    def holds(self) -> dict[str, str]:
+        """Return the tables that are on hold."""
+        return self.on_hold
 
 
 @dataclass
@@ -428,6 +428,21 @@ class SourceContract:
 
         assert bench.confirmed() == (confirmed if bench.holds_log else None)
         assert take(bench, confirmed, lambda _: True).rows in ([], taken.rows[1:])
+
+    def test_a_position_may_be_confirmed_before_the_stream_opens(self, bench: Bench) -> None:
+        """Connecting takes a while: a server that keeps log is told what was confirmed before."""
+        start = bench.source().ensure_start()
+        bench.execute(bench.insert("orders", 1))
+        taken = take(bench, start, whole(1))
+        source = bench.source()
+
+        source.confirm(taken.end)
+
+        _read_until(
+            source.read(taken.end, LIMITS, Versions()),
+            lambda: bench.confirmed() == (taken.end if bench.holds_log else None),
+        )
+        source.close()
 
     def test_a_cut_connection_is_retryable_and_reading_goes_on(self, bench: Bench) -> None:
         """The stream ends with `SourceUnavailable`; reading on from the last end loses nothing."""

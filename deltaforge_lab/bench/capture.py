@@ -28,9 +28,9 @@ from deltaforge_dagster.installation.spark_server import SparkServer
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.capture.committer import Ranges
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sources.base import SectionedSource, Source
@@ -201,7 +201,7 @@ class _Bench:
         """
         name, spec = self._loaded.name, self._loaded.spec
         row = self._store.pipelines.get(name)
-        lease = HeldLease.acquire(
+        lease = ActiveLease.acquire(
             self._store, name, "bench", seconds=30, renew_seconds=5, on_renewal=lambda: None
         )
         assert row is not None

@@ -294,7 +294,7 @@ class _Demo:
     def _run_at_work(self) -> str | None:
         store = self._environment.store
         lease = store.leases.get(self._database.pipeline)
-        return lease.run_id if lease is not None and lease.held_at(store.now()) else None
+        return lease.run_id if lease is not None and lease.active_at(store.now()) else None
 
     def _wait_for_ranges(self) -> None:
         deadline = time.monotonic() + _CLOSING_SECONDS

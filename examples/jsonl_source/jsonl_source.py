@@ -172,7 +172,7 @@ class JsonlSource:
             raise SourceMisconfigured(f"{self._path}: there is no table {table}")
         return self._table(lines[-1])
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Refuse: nothing is ever held."""

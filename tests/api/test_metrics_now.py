@@ -11,7 +11,7 @@ import pytest
 from deltaforge_dagster.assets.names import RUN_TAG, job_name
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
-from deltaforge_dagster.state.records import EarlyConfirmation, HeldPart, SourceLog
+from deltaforge_dagster.state.records import EarlyConfirmation, HoldPart, SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.api.conftest import Api
 from tests.api.scraped import scrape
@@ -45,7 +45,7 @@ def test_what_is_held_back(sqlite_store: StateStore) -> None:
     """Changes count as held until they are in the journal."""
     lease = held(sqlite_store)
     assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 0
-    part = HeldPart("table", "shop.items", "nobody knows", position(3), "held-1", "s", 2, 9)
+    part = HoldPart("table", "shop.items", "nobody knows", position(3), "held-1", "s", 2, 9)
     with sqlite_store.fenced(lease) as writer:
         writer.holds.keep([part], position(4))
     assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 2

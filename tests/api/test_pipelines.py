@@ -44,7 +44,7 @@ def desired(api: Api, name: str) -> str:
     """Return the desired state of a pipeline."""
     row = api.store.pipelines.get(name)
     assert row is not None
-    return row.want
+    return row.desired_state
 
 
 def refused(api: Api, method: str, path: str, json: Any = None) -> tuple[int, str]:
@@ -80,6 +80,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
         "sink_errors": {},
         "source_log": None,
         "confirmed_early": None,
+        "verified": [],
         "uptime_seconds": None,
         "checkpoints": shown.json()["ops"]["checkpoints"],
     }

@@ -14,7 +14,9 @@ from deltaforge_dagster.assets.descriptions import asset_specs, health_spec, own
 from deltaforge_dagster.assets.pipeline import build_health_check
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import Metadata
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.specs import code_parts
+from deltaforge_dagster.resources.platform import Platform
 from tests.config.conftest import Write, write
 
 __all__ = ["write"]
@@ -104,7 +106,7 @@ def test_descriptions_of_checks_say_nothing_of_their_result(write: Write) -> Non
     """Dagster shows the description above a failure, which it must not contradict."""
     sensing = {"spec.schema_sensing": {"enabled": True}}
     loaded = load_pipeline(write(sensing))
-    (well,) = build_health_check(loaded).check_specs
+    (well,) = build_health_check(loaded, Platform(Settings.from_env({}))).check_specs
 
     specs = [*check_specs(loaded), well]
 

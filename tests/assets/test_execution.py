@@ -10,7 +10,9 @@ import dagster as dg
 import pytest
 
 from deltaforge_dagster.assets import execution
+from deltaforge_dagster.assets.checks import check_specs
 from deltaforge_dagster.assets.names import RUN_TAG, UNTIL_TAG, job_name
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.sources.findings import Finding
@@ -50,6 +52,18 @@ def test_a_run_that_is_ended_among_its_checks_ends_quietly(
         assert any("asked to end" in entry.user_message for entry in logged)
 
 
+def assert_checks_are_of_no_run(
+    instance: dg.DagsterInstance, live: dg.ExecuteInProcessResult
+) -> None:
+    """Assert that a live run has announced no check, so none was in progress, and has reported all."""
+    assert not [
+        event for event in live.all_events if event.event_type_value.startswith("ASSET_CHECK")
+    ]
+    for spec in check_specs(load_pipeline(Path(os.environ["DELTAFORGE_PIPELINES"]))):
+        history = instance.event_log_storage.get_asset_check_execution_history(spec.key, limit=9)
+        assert [record.run_id for record in history] == [""], spec.key
+
+
 def test_a_re_executed_live_run_is_not_live(
     shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +76,7 @@ def test_a_re_executed_live_run_is_not_live(
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         live = make_job().execute_in_process(instance=instance, tags=tags)
         assert live.success
+        assert_checks_are_of_no_run(instance, live)
         shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
 
         with dg.execute_job(

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 import yaml
 
+from deltaforge_dagster.assets import lake_tables
 from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.maintenance import observation
 from deltaforge_dagster.assets.names import maintenance_key
@@ -18,9 +19,9 @@ from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.state.lake_commits import TableFigures, TableWrite
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableFigures, TableWrite
 from tests.state.make import NAME, held, position, table
 
 SINK = "lake"
@@ -37,14 +38,14 @@ def commit(store: StateStore, lease: Lease, to: int, *names: str) -> None:
     changed = store.now() - 60
     with store.fenced(lease) as writer:
         if to == 1:
-            writer.lake_commits.restart(SINK, 0)
+            writer.table_commits.restart(SINK, 0)
         writes = [
             TableWrite(
                 ("public", one), ("raw", one), columns, 5, position(to), changed, figures=FIGURES
             )
             for one in names
         ]
-        writer.lake_commits.advance(SINK, to, (), writes)
+        writer.table_commits.advance(SINK, to, (), writes)
 
 
 def publish(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> int:
@@ -85,16 +86,20 @@ def loaded(tmp_path: Path) -> LoadedPipeline:
 
 
 def test_each_commit_is_a_materialization(
-    sqlite_store: StateStore, instance: dg.DagsterInstance, loaded: LoadedPipeline
+    sqlite_store: StateStore,
+    instance: dg.DagsterInstance,
+    loaded: LoadedPipeline,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is written once, with changes, columns, where these come from, lag, and the position as data version."""
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
     lease = held(sqlite_store, SINK)
     with sqlite_store.fenced(lease) as writer:
         writer.schemas.register("acme", table("id", "note"), position(1))
     commit(sqlite_store, lease, 1, "orders", "a_b")
+    assert publish(instance, sqlite_store, loaded) == 2
     commit(sqlite_store, lease, 2, "orders")
-
-    assert publish(instance, sqlite_store, loaded) == 3
+    assert publish(instance, sqlite_store, loaded) == 1
     event = instance.get_latest_materialization_event(maintenance_key(NAME, SINK))
     assert event is not None
     assert event.asset_materialization is not None
@@ -128,12 +133,44 @@ def test_each_commit_is_a_materialization(
     }
 
 
-def test_an_event_without_its_mark_is_not_written_again(
-    sqlite_store: StateStore, instance: dg.DagsterInstance, loaded: LoadedPipeline
+def test_the_commits_of_a_minute_are_one_materialization(
+    sqlite_store: StateStore,
+    instance: dg.DagsterInstance,
+    loaded: LoadedPipeline,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a kill between event and mark, the next publisher writes only the mark."""
+    """The first is reported at once, the next ones together later, with the sum of their changes and the newest position."""
     lease = held(sqlite_store, SINK)
     commit(sqlite_store, lease, 1, "orders")
+    assert publish(instance, sqlite_store, loaded) == 1
+    for number in (2, 3, 4):
+        commit(sqlite_store, lease, number, "orders")
+        assert publish(instance, sqlite_store, loaded) == 0
+    commit(sqlite_store, lease, 5, "a_b")
+    assert publish(instance, sqlite_store, loaded) == 1, "another table does not wait for it"
+    assert len(sqlite_store.table_commits.unpublished(NAME)) == 3
+
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
+    assert publish(instance, sqlite_store, loaded) == 1
+
+    first, second = events(instance)
+    assert (first.metadata["changes"].value, second.metadata["changes"].value) == (5, 15)
+    assert second.tags == {"dagster/data_version": f"4:{position(4)}"}
+    assert second.metadata["segment"].value == "4"
+    assert sqlite_store.table_commits.unpublished(NAME) == []
+
+
+def test_an_event_without_its_mark_is_not_written_again(
+    sqlite_store: StateStore,
+    instance: dg.DagsterInstance,
+    loaded: LoadedPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a kill between event and mark, the next publisher writes the mark, and an event of later commits only."""
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
+    lease = held(sqlite_store, SINK)
+    commit(sqlite_store, lease, 1, "orders")
+    commit(sqlite_store, lease, 2, "orders")
 
     def report_and_die(event: dg.AssetMaterialization) -> None:
         instance.report_runless_asset_event(event)
@@ -141,17 +178,17 @@ def test_an_event_without_its_mark_is_not_written_again(
 
     with contextlib.suppress(KeyboardInterrupt):
         publish_writes(instance, sqlite_store, loaded, report_and_die)
-    commit(sqlite_store, lease, 2, "orders")
+    commit(sqlite_store, lease, 3, "orders")
 
     assert publish(instance, sqlite_store, loaded) == 1
-    assert len(events(instance)) == 2
-    assert sqlite_store.lake_commits.unpublished(NAME) == []
+    assert [event.metadata["changes"].value for event in events(instance)] == [10, 5]
+    assert sqlite_store.table_commits.unpublished(NAME) == []
 
 
-def test_a_run_reports_them(
+def test_a_run_reports_them_as_events_of_no_run(
     sqlite_store: StateStore, instance: dg.DagsterInstance, loaded: LoadedPipeline
 ) -> None:
-    """Although the tables are not among the assets that the run was started for."""
+    """Dagster+ does not charge for such events."""
     lease = held(sqlite_store, SINK)
     commit(sqlite_store, lease, 1, "orders")
     nothing: Any = None
@@ -161,18 +198,19 @@ def test_a_run_reports_them(
     def ranges(context: dg.AssetExecutionContext) -> None:
         RunObserver(context, run_context, loaded).publish()
 
-    result = dg.materialize([ranges], instance=instance)
+    dg.materialize([ranges], instance=instance)
 
     (record,) = instance.fetch_materializations(KEY, limit=9).records
-    assert record.run_id == result.run_id
+    assert record.run_id == ""
     assert publish(instance, sqlite_store, loaded) == 0
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_other_assets_follow_a_table(
-    tmp_path: Path, instance: dg.DagsterInstance, kind: str
+    tmp_path: Path, instance: dg.DagsterInstance, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is an asset below its sink's and the source's table; one that waits for new data gets it once per commit."""
+    """Each is an asset below its sink's and the source's table; one that waits for new data gets it once per event."""
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
     settings = installation(tmp_path, kind)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     store = StateStore.open(settings.state_url)
@@ -203,7 +241,7 @@ def test_other_assets_follow_a_table(
             commit(store, lease, 2, "orders")
         if step == 3:  # which is no new data
             made = MaintainedTable(("raw", "orders"), compacted=True)
-            stored = store.lake_commits.tables(NAME)[-1]
+            stored = store.table_commits.tables(NAME)[-1]
             instance.report_runless_asset_event(observation(NAME, stored, made))
         elif step:
             publish(instance, store, loaded)
@@ -234,8 +272,8 @@ def test_a_table_that_two_sinks_keep_is_one_of_the_source(tmp_path: Path) -> Non
         lease = held(store, "source", "pg")
         with store.fenced(lease) as writer:
             for one in ("source", "pg"):
-                writer.lake_commits.restart(one, 0)
-                writer.lake_commits.advance(one, 1, (), [write])
+                writer.table_commits.restart(one, 0)
+                writer.table_commits.advance(one, 1, (), [write])
 
     graph = build_definitions(settings).resolve_asset_graph()
 

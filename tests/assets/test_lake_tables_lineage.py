@@ -11,9 +11,9 @@ import yaml
 
 from deltaforge_dagster.assets.lake_tables import column_lineage
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.state.make import NAME, held, position, table
 
 SOURCE = dg.AssetKey([NAME, "source", "pg", "public", "orders"])

@@ -14,8 +14,8 @@ from deltaforge_dagster.assets.names import maintenance_job_name, maintenance_ke
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
-from deltaforge_dagster.state.lake_commits import LakeCommits
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableCommits
 from tests.assets.test_lake_tables import KEY, SINK, commit, installation
 from tests.fix_spark import SparkAddress
 from tests.pipeline.lake.lake_tables import Lake, Staging
@@ -33,13 +33,13 @@ def maintain(settings: Settings, instance: dg.DagsterInstance) -> dg.AssetMateri
     return event
 
 
-def written(settings: Settings) -> LakeCommits:
+def written(settings: Settings) -> TableCommits:
     """Record commits of the table `raw.orders`; return how far the sink's tables have come."""
     store = StateStore.open(settings.state_url)
     lease = held(store, SINK)
     for number in range(1, 3):
         commit(store, lease, number, "orders")
-    found = store.lake_commits.read(NAME, SINK)
+    found = store.table_commits.read(NAME, SINK)
     store.close()
     assert found is not None
     return found

@@ -20,7 +20,7 @@ from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.records import HeldPart, Lease
+from deltaforge_dagster.state.records import HoldPart, Lease
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held, position, table
 
@@ -128,7 +128,7 @@ def test_materializing_a_table_approves_it(
             writer.schemas.register("acme", items, position(at), pause=True)
     with store.fenced(lease) as writer:
         waiting = [
-            HeldPart(SCHEMA, name, "waits", position(1), f"held/{name}", "sum", 4, 10)
+            HoldPart(SCHEMA, name, "waits", position(1), f"held/{name}", "sum", 4, 10)
             for name in (ORDERS, "public.items")
         ]
         writer.holds.keep(waiting, position(3))

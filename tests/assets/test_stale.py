@@ -14,11 +14,13 @@ from deltaforge_dagster.assets.names import asset_key, partition_key
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset
 from deltaforge_dagster.assets.publish import materialization, publish
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.closed_ranges import publication_of
 from deltaforge_dagster.pipeline.control.specs import noted_spec
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.processors.code import chain_hash
+from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.records import Processed
 from deltaforge_dagster.state.store import StateStore
 from tests.config.conftest import Write, write
@@ -70,7 +72,7 @@ class Installation:
     def stale(self, loaded: LoadedPipeline, number: int) -> dict[str, bool]:
         """Return for each asset whether its range is stale by the definitions of a file."""
         definitions = dg.Definitions(
-            assets=[build_pipeline_asset(loaded)], resources={"platform": object()}
+            assets=[build_pipeline_asset(loaded, Platform(Settings.from_env()))]
         )
         graph = definitions.resolve_asset_graph()
         resolver = CachingStaleStatusResolver(

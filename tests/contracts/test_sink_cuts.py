@@ -22,6 +22,7 @@ import redis
 from deltaforge_dagster.errors import Retryable
 from deltaforge_dagster.installation.process import free_port
 from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.http.client import ClientSettings
 from deltaforge_dagster.sinks.http.requests import RequestForm
 from deltaforge_dagster.sinks.http.sink import HttpSink
@@ -89,7 +90,7 @@ def far_redis(
             key = "position" if exactly_once else None
             return Far(
                 proxy,
-                lambda: RedisSink("far", uri, 5, 5, 10, position_key=key, name="far"),
+                lambda: RedisSink("far", uri, SinkTimeouts(5, 5, 10), position_key=key, name="far"),
                 lambda name: name,
                 read,
             )
@@ -157,8 +158,7 @@ def far_nats(
                     f"{nats_stream}.*",
                     stream=nats_stream,
                     exactly_once=exactly_once,
-                    connect_timeout=5,
-                    batch_timeout=10,
+                    timeouts=SinkTimeouts(connect=5, batch=10),
                 ),
                 lambda name: f"{nats_stream}.{name}",
                 lambda name: nats_admin.values(nats_stream, f"{nats_stream}.{name}"),

@@ -37,7 +37,9 @@ WRITES: dict[str, Callable[[FencedWriter], object]] = {
     "checkpoints.advance": lambda writer: writer.checkpoints.advance(
         "redis", 1, 2, True, position(1)
     ),
-    "checkpoints.set_lineage": lambda writer: writer.checkpoints.set_lineage("redis", "lineage"),
+    "checkpoints.set_incarnation": lambda writer: writer.checkpoints.set_incarnation(
+        "redis", "incarnation"
+    ),
     "checkpoints.resume_at": lambda writer: writer.checkpoints.resume_at(
         "redis", 0, -1, True, notice="lost"
     ),
@@ -67,7 +69,7 @@ class TestPipelines:
         """A new pipeline has a uid, numbers from 1, a free lease, and sinks before segment 1."""
         row = store.pipelines.register(NAME, "spec-1", ["redis", "file"])
 
-        assert (row.name, row.spec_hash, row.want) == (NAME, "spec-1", "running")
+        assert (row.name, row.spec_hash, row.desired_state) == (NAME, "spec-1", "running")
         assert (row.next_segment, row.next_range, len(row.uid)) == (1, 1, 32)
         assert store.pipelines.get(NAME) == row
         assert store.pipelines.read() == [row]
@@ -128,7 +130,7 @@ class TestPipelines:
 
         row = store.pipelines.get(NAME)
         assert row is not None
-        assert (row.want, row.probe_after, row.probe_wait) == ("paused", 12.5, 4.0)
+        assert (row.desired_state, row.probe_after, row.probe_wait) == ("paused", 12.5, 4.0)
 
     def test_sink_added_later(self, store: StateStore) -> None:
         """A new sink starts, with a whole segment, where the slowest sink will go on."""

@@ -223,7 +223,7 @@ class TestDetached:
         lease = self.journal(store)
         with store.fenced(lease) as writer:
             writer.checkpoints.failed("b", "refused", 5.0)
-            writer.checkpoints.held(
+            writer.checkpoints.suspended(
                 "b", "a table", remedy=(), failures=1, since=1.0, next_attempt_at=5.0
             )
         row = store.checkpoints.read(NAME)["b"]
@@ -398,38 +398,38 @@ class TestSinksOwnPosition:
     """What a checkpoint says about the position that its sink keeps."""
 
     @staticmethod
-    def lineage(store: StateStore) -> tuple[str | None, bool]:
-        """Return lineage and whether the checkpoint overrules."""
+    def incarnation(store: StateStore) -> tuple[str | None, bool]:
+        """Return incarnation and whether the checkpoint overrules."""
         row = store.checkpoints.read(NAME)["redis"]
-        return row.lineage, row.overrules
+        return row.incarnation, row.overrules
 
     def test_a_life(self, store: StateStore) -> None:
-        """A lineage begins, is confirmed by a delivery, and ends with one at least once."""
+        """A incarnation begins, is confirmed by a delivery, and ends with one at least once."""
         lease = held(store)
         capture(store, lease, 1, 2, 3)
-        assert self.lineage(store) == (None, False)
+        assert self.incarnation(store) == (None, False)
 
         with store.fenced(lease) as writer:
-            writer.checkpoints.set_lineage("redis", "a")
-        assert self.lineage(store) == ("a", True)
+            writer.checkpoints.set_incarnation("redis", "a")
+        assert self.incarnation(store) == ("a", True)
         with store.fenced(lease) as writer:
             writer.checkpoints.advance("redis", 1, 2, True, position(1), exactly_once=True)
-        assert self.lineage(store) == ("a", False)
+        assert self.incarnation(store) == ("a", False)
         deliver(store, lease, "redis", 2)
-        assert self.lineage(store) == (None, True)
+        assert self.incarnation(store) == (None, True)
 
     def test_reset_and_tail_end_it(self, store: StateStore) -> None:
-        """Setting a checkpoint by hand ends the lineage and what was noted under it."""
+        """Setting a checkpoint by hand ends the incarnation and what was noted under it."""
         lease = held(store)
         capture(store, lease, 1, 2)
         with store.fenced(lease) as writer:
-            writer.checkpoints.set_lineage("redis", "a")
+            writer.checkpoints.set_incarnation("redis", "a")
             writer.checkpoints.resume_at("redis", 1, 2, True, notice="lost")
             writer.lease.release()
 
         row = store.checkpoints.reset(NAME, "redis", 0)
 
-        assert (row.lineage, row.overrules, row.notice) == (None, True, None)
+        assert (row.incarnation, row.overrules, row.notice) == (None, True, None)
 
     @pytest.mark.parametrize(
         ("segment", "ordinal", "complete", "expected"),
@@ -442,7 +442,7 @@ class TestSinksOwnPosition:
         lease = held(store)
         capture(store, lease, 1, 2, 3)
         with store.fenced(lease) as writer:
-            writer.checkpoints.set_lineage("redis", "a")
+            writer.checkpoints.set_incarnation("redis", "a")
             writer.checkpoints.advance("redis", 2, 2, True, position(2), exactly_once=True)
         for _ in range(2):
             with store.fenced(lease) as writer:
@@ -451,7 +451,7 @@ class TestSinksOwnPosition:
         row = store.checkpoints.read(NAME)["redis"]
         assert (row.segment, row.ordinal, row.complete) == (segment, ordinal, complete)
         assert (row.source_position, row.notice) == (position(expected), "lost")
-        assert (row.lineage, row.overrules) == ("a", True)
+        assert (row.incarnation, row.overrules) == ("a", True)
         with store.fenced(lease) as writer:
             writer.checkpoints.set_notice("redis", None)
         assert store.checkpoints.read(NAME)["redis"].notice is None

@@ -282,7 +282,7 @@ class TestRebuild:
         capture(store, lease, 1, 2)
         capture(store, lease, 3, close=False)
         with store.fenced(lease) as writer:
-            writer.checkpoints.set_lineage("ahead", "a")
+            writer.checkpoints.set_incarnation("ahead", "a")
             writer.checkpoints.advance("ahead", 3, 2, True, position(3), exactly_once=True)
             writer.checkpoints.advance("behind", 1, 2, True, position(1))
             writer.pipeline.set_confirmed(position(1))
@@ -311,7 +311,7 @@ class TestRebuild:
         for one in (ahead, behind):
             assert (one.segment, one.complete, one.first_segment) == (3, True, 4)
             assert one.source_position == position(1), "the source must keep what comes again"
-        assert (ahead.skip, ahead.lineage, ahead.overrules) == (position(3), "a", False)
+        assert (ahead.skip, ahead.incarnation, ahead.overrules) == (position(3), "a", False)
         assert behind.skip == position(1)
         store.journals.rebuild(NAME, accept_loss=False)
         assert store.checkpoints.read(NAME)["ahead"].skip == position(3), "twice is like once"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.records import HeldPart, Lease
+from deltaforge_dagster.state.records import HoldPart, Lease
 from deltaforge_dagster.state.schemas import Marker
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held, new_segment, position, table
@@ -25,9 +25,9 @@ def at(number: int) -> LsnPosition:
     return LsnPosition(number * 0x100)
 
 
-def part(number: int, events: int = 2) -> HeldPart:
+def part(number: int, events: int = 2) -> HoldPart:
     """Return a file of rows of `orders` that wait."""
-    return HeldPart(SCHEMA, ORDERS, "waits", position(1), f"held/{number}", "sum", events, 10)
+    return HoldPart(SCHEMA, ORDERS, "waits", position(1), f"held/{number}", "sum", events, 10)
 
 
 def register(store: StateStore, lease: Lease, *columns: str, at: int, pause: bool = True) -> int:
@@ -148,7 +148,7 @@ class TestApproval:
         with store.fenced(lease) as writer:
             number = writer.ranges.open(position(0), "spec-1", 1)
             again = replace(part(2, 1), since_position=position(9))
-            writer.segments.add(new_segment(1), number, held=[again], released=released)
+            writer.segments.add(new_segment(1), number, parked=[again], released=released)
 
         (hold,) = store.holds.read(NAME)
         assert (hold.state, hold.events, hold.since_position) == ("held", 1, position(1))

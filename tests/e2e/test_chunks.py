@@ -48,7 +48,7 @@ def spliced(
 
 def is_over(shop: Shop, store: StateStore, count: int) -> bool:
     """Say whether every chunk is in the journal, and that many rows have arrived."""
-    return [one.state for one in store.snapshots.read(NAME)] == ["spliced"] and len(
+    return [one.state for one in store.snapshots.read(NAME)] == ["complete"] and len(
         ids(shop)
     ) >= count
 

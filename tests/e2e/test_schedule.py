@@ -49,7 +49,6 @@ def evaluate(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dict[
         instance=instance,
         scheduled_execution_time=datetime(2026, 1, 1, 2, 30, tzinfo=UTC),
         repository_def=repository,
-        resources=repository.get_top_level_resources(),
     ) as context:
         result = repository.get_schedule_def("nightly_schedule").evaluate_tick(context)
     if result.run_requests:

@@ -59,7 +59,7 @@ def readings(store: StateStore) -> dict[int, float]:
 def spliced(store: StateStore, snapshot: int) -> bool:
     """Say whether all of a snapshot is in the journal."""
     return any(
-        row.snapshot == snapshot and row.state == "spliced" for row in store.snapshots.read(NAME)
+        row.snapshot == snapshot and row.state == "complete" for row in store.snapshots.read(NAME)
     )
 
 

@@ -22,14 +22,15 @@ def install(name: str, group: str, folder: Path) -> Path:
     """Put a package where Python finds it if the folder that is returned is on its path.
 
     Args:
-        name: Its folder in `examples`, and its only module.
+        name: Its folder in `examples`, and the module that its entry point names.
         group: The group of its entry points.
         folder: Where to put it.
     """
     package, installed = EXAMPLES / name, folder / "site-packages"
     metadata = installed / f"{name}-1.0.dist-info"
     metadata.mkdir(parents=True)
-    shutil.copy(package / f"{name}.py", installed)
+    for module in package.glob("*.py"):
+        shutil.copy(module, installed)
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     entries = project["entry-points"][group].items()
     text = "".join(f"{entry} = {value}\n" for entry, value in entries)

@@ -67,7 +67,7 @@ def test_orders_postgres_to_postgres(
     }
     (spec, *_) = [
         one
-        for one in lake_table_specs(loaded, example.store.lake_commits.tables(loaded.name))
+        for one in lake_table_specs(loaded, example.store.table_commits.tables(loaded.name))
         if one.key == key
     ]
     assert spec.kinds == {"postgres"}

@@ -119,6 +119,6 @@ def _work(pipeline: Path, run_id: str, until_caught_up: bool) -> RunOutcome:
             )
             signal.signal(signal.SIGTERM, lambda *_, run=run: run.request_end())
             outcome = run.execute()
-            if outcome.held:
+            if outcome.had_lease:
                 return outcome
             time.sleep(0.1)  # the lease of the one before has not expired yet

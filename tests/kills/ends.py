@@ -35,10 +35,10 @@ class Database(Protocol):
 
 MESSAGE_STEPS: tuple[str, ...] = ("segment-encoded", "sink-sent")
 TABLE_STEPS: tuple[str, ...] = (
-    "lake-planned",
-    "lake-staged",
-    "lake-table-committed",
-    "lake-committed",
+    "table-commit-planned",
+    "table-commit-staged",
+    "table-committed",
+    "table-commit-complete",
 )
 
 

@@ -142,7 +142,7 @@ def finish(campaign: Campaign) -> None:
     store, name = campaign.store, campaign.name
     deadline = time.monotonic() + 1800
     with other_writes(campaign):
-        while (newest := store.snapshots.read(name, newest=1)[0]).state != "spliced":
+        while (newest := store.snapshots.read(name, newest=1)[0]).state != "complete":
             assert time.monotonic() < deadline, campaign.report()
             if newest.state == "cancelled":  # rows moved all the time
                 store.snapshots.request(name, cause="command")

@@ -145,7 +145,7 @@ class _Attempt:
                 (one.sink, one.write.source[1]): histories[".".join(one.write.source)].names_now(
                     one.write.lacking
                 )
-                for one in feed.store.lake_commits.tables(feed.name)
+                for one in feed.store.table_commits.tables(feed.name)
                 if one.write.lacking
             }
         differences = [] if stopped is None else [stopped]

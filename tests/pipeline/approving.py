@@ -20,9 +20,9 @@ from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.capture.committer import Ranges
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.postgres.position import LsnPosition
@@ -93,7 +93,7 @@ def main(folder: Path) -> None:
     journal = Journal(f"file://{folder}/journal")
     with store.database.write() as connection:  # of one that was killed
         connection.execute(update(leases).values(expires_at=clock() - 1))
-    lease = HeldLease.acquire(
+    lease = ActiveLease.acquire(
         store, "p", str(uuid.uuid4()), seconds=300, renew_seconds=60, on_renewal=lambda: None
     )
     row = store.pipelines.get("p")

@@ -14,8 +14,8 @@ from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, SessionProvider
+from deltaforge_dagster.pipeline.capture.committer import Ranges
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun, SessionProvider
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.testing.sources import (
@@ -74,7 +74,7 @@ class Stage:
         sessions: SessionProvider | None = None,
     ) -> Backlog | None:
         """Let one run capture until it is enough; with Spark, backlogs in parallel."""
-        lease = HeldLease.acquire(
+        lease = ActiveLease.acquire(
             self.store,
             "p",
             str(uuid.uuid4()),

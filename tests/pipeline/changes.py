@@ -179,7 +179,7 @@ class PlayedSource:
             "forgets what was confirmed; only MySQL keeps its log for other readers"
         )
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Refuse: nothing of this source is ever held, since its log describes every row."""

@@ -225,9 +225,9 @@ class Snapshots:
         """Return the newest snapshot."""
         return self.store.snapshots.read("p", newest=1)[0]
 
-    def spliced(self) -> bool:
+    def complete(self) -> bool:
         """Whether all of it is in the journal."""
-        return self.newest().state == "spliced"
+        return self.newest().state == "complete"
 
     def copy(self, table: str = "hot") -> Copy:
         """Return what the journal makes of a table."""

@@ -54,7 +54,7 @@ def test_killed_runs_lose_nothing_and_keep_the_order(
     store.pipelines.register("p", "hash", ["s"])
     store.pipelines.set_start("p", LsnPosition(0).to_json())
 
-    run(tmp_path, "held-file-written", "held-row-written")
+    run(tmp_path, "parked-file-written", "parked-row-written")
     found = rows(store, tmp_path)
     assert of(found, "items") == [2, 5, 7, 10]
     assert of(found, "orders") == [1, 3]

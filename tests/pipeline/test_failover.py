@@ -11,7 +11,7 @@ import pytest
 
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
 from deltaforge_dagster.pipeline.failover import Failover, differences
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.database.primitives import Kv, Log
@@ -76,11 +76,11 @@ def register(table: TableSchema, writer: FencedWriter) -> None:
 
 
 @pytest.fixture
-def lease(store: StateStore) -> Iterator[HeldLease]:
+def lease(store: StateStore) -> Iterator[ActiveLease]:
     """The lease of the pipeline `p`, which has captured two tables."""
     store.pipelines.register("p", "hash", ["s"])
     store.pipelines.set_start("p", START.to_json())
-    held = HeldLease.acquire(
+    held = ActiveLease.acquire(
         store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
     )
     assert held is not None
@@ -94,7 +94,7 @@ def lease(store: StateStore) -> Iterator[HeldLease]:
     held.release()
 
 
-def failover(store: StateStore, lease: HeldLease, drift: str = "adapt") -> Failover:
+def failover(store: StateStore, lease: ActiveLease, drift: str = "adapt") -> Failover:
     """Return what asks for the server of source `db`."""
     return Failover(store, lease, "db", drift)  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ ORDERS, ITEMS = table("orders", "id int", "v text"), table("items", "id int")
 
 
 def test_the_same_server_is_remembered_and_asked_nothing(
-    store: StateStore, lease: HeldLease
+    store: StateStore, lease: ActiveLease
 ) -> None:
     """The first one seen is stored; the same again changes nothing."""
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_the_same_server_is_remembered_and_asked_nothing(
     assert Kv(store.database, "failover/p").items() == {"identity:db": b"a"}
 
 
-def test_another_server_is_recorded(store: StateStore, lease: HeldLease) -> None:
+def test_another_server_is_recorded(store: StateStore, lease: ActiveLease) -> None:
     """The record holds both identities and every table; then it is the same server again."""
     failover(store, lease).start(Replaced("a"), START)
     source = Replaced("b", ORDERS, ITEMS)
@@ -138,7 +138,7 @@ def test_another_server_is_recorded(store: StateStore, lease: HeldLease) -> None
     ]
 
 
-def test_a_position_that_moved_is_the_captured_one(store: StateStore, lease: HeldLease) -> None:
+def test_a_position_that_moved_is_the_captured_one(store: StateStore, lease: ActiveLease) -> None:
     """Where the source goes on further, the next run reads on from there, too."""
     failover(store, lease).start(Replaced("a"), START)
     source = Replaced("b", ORDERS, ITEMS)
@@ -151,7 +151,7 @@ def test_a_position_that_moved_is_the_captured_one(store: StateStore, lease: Hel
     assert row.captured_position == LsnPosition(500).to_json()
 
 
-def test_a_lost_position_changes_nothing(store: StateStore, lease: HeldLease) -> None:
+def test_a_lost_position_changes_nothing(store: StateStore, lease: ActiveLease) -> None:
     """The old server stays the known one, so that every later run stops as well."""
     failover(store, lease).start(Replaced("a"), START)
     source = Replaced("b", ORDERS, ITEMS)
@@ -164,7 +164,7 @@ def test_a_lost_position_changes_nothing(store: StateStore, lease: HeldLease) ->
 
 
 def test_drift_is_logged_or_stops(
-    store: StateStore, lease: HeldLease, caplog: pytest.LogCaptureFixture
+    store: StateStore, lease: ActiveLease, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`halt` stops for any difference and `adapt` for none but keys."""
     failover(store, lease).start(Replaced("a"), START)
@@ -182,7 +182,7 @@ def test_drift_is_logged_or_stops(
 
 
 def test_an_earlier_form_and_tables_no_longer_captured_are_no_drift(
-    store: StateStore, lease: HeldLease
+    store: StateStore, lease: ActiveLease
 ) -> None:
     """A table may look as it did before its newest version; one that is left out counts no more."""
     failover(store, lease).start(Replaced("a"), START)
@@ -192,7 +192,7 @@ def test_an_earlier_form_and_tables_no_longer_captured_are_no_drift(
     failover(store, lease, "halt").start(source, START)
 
 
-def test_another_key_always_stops(store: StateStore, lease: HeldLease) -> None:
+def test_another_key_always_stops(store: StateStore, lease: ActiveLease) -> None:
     """Consumers would take its rows for others."""
     failover(store, lease).start(Replaced("a"), START)
     source = Replaced("b", table("orders", "id int", "v text", key=("v",)), ITEMS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.journal_space import BackPressure
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, new_segment, position
 
@@ -29,7 +29,7 @@ def test_a_sink_that_awaits_capture_is_never_paused_for(
     path.write_text(PIPELINE)
     store.pipelines.register(NAME, "spec-1", ["redis"])
     store.pipelines.set_start(NAME, position(0))
-    lease = HeldLease.acquire(
+    lease = ActiveLease.acquire(
         store, NAME, "run-1", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None

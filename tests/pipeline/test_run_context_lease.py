@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import eventually
 
@@ -23,9 +23,9 @@ def registered(sqlite_store: StateStore) -> StateStore:
 
 def acquire(
     store: StateStore, *, seconds: float = 30, renew_seconds: float = 10
-) -> HeldLease | None:
+) -> ActiveLease | None:
     """Take the lease as a new run."""
-    return HeldLease.acquire(
+    return ActiveLease.acquire(
         store, "p", "run", seconds=seconds, renew_seconds=renew_seconds, on_renewal=lambda: None
     )
 
@@ -46,7 +46,7 @@ def test_only_one_run_holds_the_lease(registered: StateStore) -> None:
 def test_the_lease_outlives_its_term_while_it_is_renewed(registered: StateStore) -> None:
     """Each renewal moves its end, here and in the store, and checks the desired state."""
     renewals = threading.Semaphore(0)
-    held = HeldLease.acquire(
+    held = ActiveLease.acquire(
         registered, "p", "run", seconds=120, renew_seconds=0.1, on_renewal=renewals.release
     )
     assert held is not None
@@ -95,7 +95,7 @@ def test_a_write_under_an_older_epoch_is_refused_by_the_store(registered: StateS
     held.release()
 
 
-def _may_send(held: HeldLease) -> bool:
+def _may_send(held: ActiveLease) -> bool:
     try:
         held.guard()
     except LeaseLost:

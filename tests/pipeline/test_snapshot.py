@@ -60,7 +60,9 @@ class World:
     def caught_up(self, table: str = "hot") -> Copy:
         """Capture everything there is, chunks included, and return what that makes of a table."""
         head = self.stage.bench.source().head()
-        self.stage.capture(lambda capture: _has_reached(capture, head) and self.snapshots.spliced())
+        self.stage.capture(
+            lambda capture: _has_reached(capture, head) and self.snapshots.complete()
+        )
         return self.snapshots.copy(table)
 
 
@@ -116,7 +118,7 @@ def test_the_journal_makes_what_the_source_has(world: World) -> None:
         world.snapshots.request(f"{world.schema}.hot")
         world.snapshots.read()
         reached = writers.transactions
-        world.stage.capture(lambda _: world.snapshots.spliced())
+        world.stage.capture(lambda _: world.snapshots.complete())
         eventually(lambda: writers.transactions > reached + 20, SECONDS)
     copy = world.caught_up()
 
@@ -142,7 +144,7 @@ def test_chunks_wait_until_they_are_in_the_journal(
 
     def none_waits(capture: Capture) -> bool:
         if not capture.chunks_waiting:
-            spliced.append(world.snapshots.spliced())
+            spliced.append(world.snapshots.complete())
         return bool(spliced)
 
     world.stage.capture(none_waits)

@@ -17,8 +17,8 @@ from pyspark.sql import functions as sf
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError, SpecError
 from deltaforge_dagster.resources.lake_spark import LakeSparkResource
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.fix_spark import SparkAddress
 from tests.state.make import NAME, held, position
 
@@ -72,8 +72,8 @@ def wrote(settings: Settings, sink: str, *destination: str) -> None:
     with contextlib.closing(StateStore.open(settings.state_url)) as store:
         lease = held(store, sink)
         with store.fenced(lease) as writer:
-            writer.lake_commits.restart(sink, 0)
-            writer.lake_commits.advance(sink, 1, (), [write])
+            writer.table_commits.restart(sink, 0)
+            writer.table_commits.advance(sink, 1, (), [write])
 
 
 @pytest.mark.spark

@@ -10,13 +10,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, SharedNames, asset_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sensors import alerts
-from deltaforge_dagster.sensors.alerts import SENSOR, AlertProblem, notify, problems
+from deltaforge_dagster.sensors.alerts import AlertProblem, notify, problems
 from deltaforge_dagster.state.store import StateStore
 
 SECRET = "T0k3n-of-the-hook"
@@ -222,13 +222,11 @@ def test_the_sensor(
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "pipelines"))
     settings = Settings.from_env()
     definitions = build_definitions(settings)
-    sensor = definitions.resolve_sensor_def(SENSOR)
+    sensor = definitions.resolve_sensor_def(SharedNames().alerts)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def ticks() -> list[str]:
-            with dg.build_sensor_context(
-                instance=instance, resources=dict(definitions.resources or {})
-            ) as context:
+            with dg.build_sensor_context(instance=instance) as context:
                 sensor(context)
             return [f"{one['event']} {one['check']}" for _, one in hooks.taken() if "event" in one]
 
@@ -252,7 +250,7 @@ def test_nobody_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "orders.yaml").write_text(PIPELINE.format(hooks="[]"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
     names = {one.name for one in build_definitions(Settings.from_env()).sensors or []}
-    assert SENSOR not in names
+    assert SharedNames().alerts not in names
 
 
 @pytest.mark.parametrize(

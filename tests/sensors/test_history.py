@@ -44,6 +44,7 @@ from deltaforge_dagster.sensors.history import (
     delete_runs,
     forget_assets,
     forget_events,
+    forget_partitions,
     forget_ticks,
 )
 from deltaforge_lab.servers.postgres import PostgresServer
@@ -77,6 +78,11 @@ def nothing() -> None:
 def work() -> None:
     """A job for runs to create."""
     nothing()
+
+
+@dg.asset(key=snapshot_key("shop"), partitions_def=dg.StaticPartitionsDefinition(["a/1"]))
+def chunk() -> None:
+    """Read a chunk that somebody chose."""
 
 
 def rows(instance: dg.DagsterInstance, query: sa.Select[tuple[object]]) -> list[object]:
@@ -122,6 +128,27 @@ def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
         dg.AssetCheckKey(KEY, "source"), limit=9
     )
     assert len(left) == 1
+
+
+def test_chunks_of_former_snapshots(instance: dg.DagsterInstance) -> None:
+    """The newest event of each kept partition stays, so that it is shown as filled; those of runs stay, too."""
+    key = snapshot_key("shop")
+
+    for number, partition in enumerate(("a/1", "a/2", "gone/1", "a/2"), start=1):
+        event = dg.AssetMaterialization(key, partition=partition, metadata={"n": number})
+        instance.report_runless_asset_event(event)
+    instance.report_runless_asset_event(dg.AssetMaterialization(OTHER, partition="gone/1"))
+    dg.materialize([chunk], instance=instance, partition_key="a/1")
+
+    assert forget_partitions(instance, key, {"a/1", "a/2"}) == 2
+
+    records = instance.fetch_materializations(key, limit=9).records
+    left = [record.asset_materialization for record in records]
+    numbers = [event.metadata["n"].value for event in left if event and "n" in event.metadata]
+    assert (len(left), numbers) == (3, [4, 1])
+    assert instance.get_materialized_partitions(key) == {"a/1", "a/2"}
+    assert len(instance.fetch_materializations(OTHER, limit=9).records) == 1
+    assert forget_partitions(instance, key, {"a/1", "a/2"}) == 0
 
 
 def test_no_more_evaluations_than_a_tick_should_read(

@@ -15,6 +15,7 @@ from dagster._core.storage.event_log.schema import (
     SqlEventLogStorageTable,
 )
 
+from deltaforge_dagster.assets import lake_tables
 from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import partitions_name
@@ -25,8 +26,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.sensors.retention import _forget
 from deltaforge_dagster.state.database import tables
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.state.make import NAME, capture, deliver, expire, held, position
 
 logger = logging.getLogger(__name__)
@@ -91,10 +92,10 @@ def a_day(
     deliver(store, lease, "redis", (day + 1) * ranges)
     with store.fenced(lease) as writer:
         if day == 0:
-            writer.lake_commits.restart("redis", 0)
+            writer.table_commits.restart("redis", 0)
         for number in range(day * ranges + 1, (day + 1) * ranges + 1):
             written = TableWrite(("a", "b"), ("a", "b"), (), 1, position(number), 0.0)
-            writer.lake_commits.advance("redis", number, (), [written])
+            writer.table_commits.advance("redis", number, (), [written])
     expire(store)
     emit = instance.report_runless_asset_event
     publish(instance, store, NAME, emit, opened.journal)
@@ -114,8 +115,15 @@ def a_day(
         ),
     ],
 )  # fmt: skip
-def test_nothing_grows(sqlite_store: StateStore, tmp_path: Path, days: int, ranges: int) -> None:
+def test_nothing_grows(
+    sqlite_store: StateStore,
+    tmp_path: Path,
+    days: int,
+    ranges: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """From the third day on, the numbers of rows and partitions are the same after each day."""
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)  # events keep the times of this day
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})

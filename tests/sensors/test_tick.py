@@ -17,7 +17,7 @@ from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.records import HoldPart
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held, position
 
@@ -148,7 +148,7 @@ def test_what_is_kept_back_shows_while_the_run_works(
     key = dg.AssetCheckKey(asset_key(NAME, "changes"), "holds")
 
     def keep(number: int) -> None:
-        part = HeldPart(
+        part = HoldPart(
             "table", "shop.items", "nobody knows", position(3), f"held-{number}", "s", 2, 9
         )
         with sqlite_store.fenced(lease) as writer:

@@ -10,7 +10,7 @@ import pytest
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.records import HeldPart, HoldRow, Lease
+from deltaforge_dagster.state.records import HoldPart, HoldRow, Lease
 from deltaforge_dagster.state.store import StateStore
 
 TABLE, SUBJECT = "table", "shop.orders"
@@ -39,12 +39,12 @@ def at(lsn: int) -> str:
     return LsnPosition(lsn).to_json()
 
 
-def part(path: str, *, since: int = 20, subject: str = SUBJECT, events: int = 3) -> HeldPart:
+def part(path: str, *, since: int = 20, subject: str = SUBJECT, events: int = 3) -> HoldPart:
     """Return a file of held events."""
-    return HeldPart(TABLE, subject, "nobody knows", at(since), path, "sum", events, 100)
+    return HoldPart(TABLE, subject, "nobody knows", at(since), path, "sum", events, 100)
 
 
-def keep(store: StateStore, lease: Lease, position: int, *parts: HeldPart) -> None:
+def keep(store: StateStore, lease: Lease, position: int, *parts: HoldPart) -> None:
     """Keep files up to a position."""
     with store.fenced(lease) as writer:
         writer.holds.keep(parts, at(position))
@@ -88,7 +88,7 @@ def test_a_hold_is_released_held_back_and_journaled(store: StateStore, lease: Le
         store.holds.release("p", TABLE, "no.table", "{}")
 
     released = store.holds.release("p", TABLE, SUBJECT, '{"catalog": true}')
-    assert (released.state, released.mend) == ("released", '{"catalog": true}')
+    assert (released.state, released.remedy) == ("released", '{"catalog": true}')
     with store.fenced(lease) as writer:
         writer.holds.revoke_release(released, "still unknown")
     assert (only(store).state, only(store).reason) == ("held", "still unknown")

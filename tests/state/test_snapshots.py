@@ -61,7 +61,7 @@ def test_a_snapshot_is_spliced_when_all_its_chunks_are(store: StateStore) -> Non
         assert state(store) == "reading"
         splice(store, lease, chunk)
 
-    assert state(store) == "spliced"
+    assert state(store) == "complete"
     assert store.snapshots.progress(NAME, number) == {TABLE: SnapshotProgress(0, 0, 2, 20, 0)}
     assert store.snapshots.request(NAME, cause="command").snapshot == number + 1
 
@@ -72,7 +72,7 @@ def test_an_empty_plan_is_spliced_at_once(store: StateStore) -> None:
     number = store.snapshots.request(NAME, cause="initial").snapshot
 
     assert store.snapshots.plan(NAME, number, [])
-    assert state(store) == "spliced"
+    assert state(store) == "complete"
 
 
 def test_of_two_readers_the_first_counts(store: StateStore) -> None:
@@ -148,7 +148,7 @@ def test_chunks_in_lost_segments_are_read_again(store: StateStore) -> None:
     for segment, chunk in enumerate((FIRST, SECOND), 1):
         store.snapshots.stage(NAME, number, chunk, staged())
         splice(store, lease, read(store, number)[0], segment=segment)
-    assert state(store) == "spliced"
+    assert state(store) == "complete"
     with store.fenced(lease) as writer:
         writer.lease.release()
 

@@ -13,9 +13,6 @@ from rich.text import Text
 from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.sinks import SinkConfig
-from deltaforge_dagster.config.sources import SourceBlock
-from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.installation.lake_jars import jars_finding
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed
@@ -25,11 +22,11 @@ from deltaforge_dagster.pipeline.health.preflight import (
     int96_findings,
     preflight_sinks,
     preflight_source,
+    sink_destinations,
 )
 from deltaforge_dagster.resources.platform import build_source, existing_store
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.store import StateStore
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
@@ -54,10 +51,12 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         source.close()
     findings += confirm_findings(loaded.spec, settings.journal_url, settings.state_url)
     declared = loaded.spec.spec
-    names = {sink.config.id: destinations(sink.config, declared.source) for sink in declared.sinks}
+    names = {
+        sink.config.id: sink_destinations(sink.config, declared.source) for sink in declared.sinks
+    }
     if any(isinstance(sink_types()[sink.type], LakeSinkType) for sink in declared.sinks):
         findings.append(jars_finding(settings))
-    context = SinkContext(loaded.name, brief=True, posted=loaded.path is None)
+    context = SinkContext(loaded.name, brief=True, posted=loaded.is_stored)
     findings += preflight_sinks(declared.sinks, context, names)
     findings += [*old_files, *(Finding("other pipelines", "error", line) for line in shared)]
     failed = any(finding.level == "error" for finding in findings)
@@ -107,15 +106,3 @@ def _print(pipeline: str, findings: list[Finding]) -> None:
         f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "
         f"warnings {levels['warning']}, errors {levels['error']}"
     )
-
-
-def destinations(sink: SinkConfig, source: SourceBlock) -> list[str]:
-    """Return the destinations of a sink, with unknown variables left as they are.
-
-    `${source.table}` and its schema or database are known if no pattern in `tables` has a wildcard.
-    """
-    kind = source_types()[source.type]
-    names = [kind.table_variables(pattern) for pattern in source.config.tables]
-    if not names or any("*" in part or "%" in part for name in names for part in name.values()):
-        names = [{}]
-    return list(dict.fromkeys(filled(sink.destination, sink.variables(name)) for name in names))

@@ -12,9 +12,8 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from deltaforge_dagster.assets.names import job_name, snapshot_job_name
+from deltaforge_dagster.assets.names import SharedNames, job_name, snapshot_job_name
 from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
-from deltaforge_dagster.cli.files.check import destinations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import MASK
 from deltaforge_dagster.config.settings import Settings
@@ -25,14 +24,14 @@ from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.secret_changes import changed_secrets, described
 from deltaforge_dagster.pipeline.control.spec_changes import (
     NEXT_RUN,
+    PipelineStatus,
     SpecChange,
-    Standing,
     snapshot_due,
     spec_changes,
 )
 from deltaforge_dagster.pipeline.control.specs import CodeParts, code_parts, kept_form, noted_spec
+from deltaforge_dagster.pipeline.health.preflight import sink_destinations
 from deltaforge_dagster.resources.platform import existing_store
-from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.store import StateStore
@@ -87,8 +86,8 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
     noted = noted_spec(store, loaded.name, before)
     if noted is None:
         return {"known": "another, of a version that kept no specs", **nothing}
-    standing = Standing(row, store.checkpoints.read(loaded.name))
-    changes = spec_changes(noted.content, kept_form(loaded.spec), standing)
+    status = PipelineStatus(row, store.checkpoints.read(loaded.name))
+    changes = spec_changes(noted.content, kept_form(loaded.spec), status)
     seen = tuple(change.path for change in changes)
     changes += [
         SpecChange(path, "changed", MASK, MASK, f"{described(path)} changed; {NEXT_RUN}")
@@ -123,7 +122,7 @@ def _live_run(store: StateStore, pipeline: str) -> _LiveRun | None:
     """Return the run that holds the lease and has begun a range, None if there is none."""
     lease = store.leases.get(pipeline)
     opened = store.ranges.read(pipeline, state="open", newest_first=True, limit=1)
-    if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
+    if lease is None or lease.run_id is None or not opened or not lease.active_at(store.now()):
         return None
     # A range that a dead run left open has the dead run's epoch.
     return _LiveRun(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
@@ -224,7 +223,8 @@ def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
         "sensors": [
             sensor.name
             for sensor in repository.sensor_defs
-            if sensor.name == ALERTS or any(target.job_name in jobs for target in sensor.targets)
+            if sensor.name == SharedNames().alerts
+            or any(target.job_name in jobs for target in sensor.targets)
         ],
         "schedules": [
             f"{schedule.name} ({schedule.cron_schedule})"
@@ -243,6 +243,6 @@ def _of_source(source: SourceBlock, pipeline: str) -> dict[str, Any]:
 def _of_sink(sink: SinkBlock, pipeline: str, source: SourceBlock) -> dict[str, Any]:
     config, kind = sink.config, sink_types()[sink.type]
     return {
-        kind.destinations: destinations(config, source),
+        kind.destinations: sink_destinations(config, source),
         **kind.names(config, pipeline),
     }

@@ -87,8 +87,8 @@ def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
                     f"{escape(str(error))}; each tick of its sensor tries again"
                 )
                 continue
-            if row.want != "running":
-                lines.append(f"{pipeline.name} is {row.want}")
+            if row.desired_state != "running":
+                lines.append(f"{pipeline.name} is {row.desired_state}")
             elif before is None or before.start_position is None:
                 lines.append(
                     f"{pipeline.name}: capturing since {moment(opened.store.now())} "

@@ -217,7 +217,7 @@ def _view(
     assert isinstance(kind, LakeSinkType)
     stored = {
         ".".join(lake_table.write.source): lake_table.write
-        for lake_table in store.lake_commits.tables(loaded.name)
+        for lake_table in store.table_commits.tables(loaded.name)
         if lake_table.sink == sink
     }
     if table not in stored:

@@ -343,7 +343,7 @@ def _reading(store: StateStore, pipeline: str) -> str:
     if snapshot is None:
         return ""
     progress = store.snapshots.progress(pipeline, snapshot.snapshot).values()
-    read = sum(table.read + table.spliced for table in progress)
+    read = sum(table.read + table.complete for table in progress)
     chunks = sum(table.chunks for table in progress)
     rows = sum(table.rows for table in progress)
     return f"snapshot {read:,} of {pluralize(chunks, 'chunk')}, {pluralize(rows, 'row')}; "

@@ -193,7 +193,7 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
     after = store.checkpoints.reset(pipeline, sink, _first_segment(store, pipeline, to) - 1)
     summary = f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
     back = after.whole_segment < before.whole_segment
-    if back and store.lake_commits.read(pipeline, sink) is not None:
+    if back and store.table_commits.read(pipeline, sink) is not None:
         summary += (
             " Its tables skip what they have, so only what they lack is written; "
             "to have a table rewritten, drop it before the next run."
@@ -216,7 +216,7 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
     """
     settings = Settings.from_env()
     lease = store.leases.get(before.name)
-    if lease is not None and lease.held_at(store.now()):
+    if lease is not None and lease.active_at(store.now()):
         raise NotAllowed(
             f"pipeline {before.name!r} is held by run {lease.run_id}; stop it, then reset"
         )

@@ -181,7 +181,7 @@ def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption
 
 def _check_sink(store: StateStore, pipeline: str, sink: str | None) -> None:
     """Refuse a sink that writes tables, which never has an entry."""
-    if sink is not None and store.lake_commits.read(pipeline, sink) is not None:
+    if sink is not None and store.table_commits.read(pipeline, sink) is not None:
         raise NotAllowed(
             f"pipeline {pipeline!r}: sink {sink!r} writes tables and has no dead letters; "
             f"a table that cannot be written is held, and deltaforge status {pipeline} says why"

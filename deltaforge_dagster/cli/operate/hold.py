@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +31,7 @@ def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
         holds = store.holds.read(pipeline)
         now = store.now()
     if json_output:
-        listed = [{**asdict(hold), "seconds": round(now - hold.since, 1)} for hold in holds]
+        listed = [{**hold.to_json(), "seconds": round(now - hold.since, 1)} for hold in holds]
         typer.echo(json.dumps({"pipeline": pipeline, "holds": listed}))
         return
     table = Table(box=None, pad_edge=False)

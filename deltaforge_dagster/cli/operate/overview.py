@@ -15,6 +15,7 @@ from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seco
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.work import sensing_behind
 from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
+from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     DeadLetterDepth,
@@ -58,6 +59,7 @@ class Overview:
         dead_letters: Figures of its dead letters.
         snapshot: The newest snapshot with the progress of each table, None if there is none.
         unsensed: How many segments of the journal have not been sensed; None without sensing.
+        proofs: What was last proven about each table of a sink.
         health: Whether it works, and its problems.
         now: The state store's current time.
     """
@@ -71,6 +73,7 @@ class Overview:
     dead_letters: DeadLetterDepth
     snapshot: tuple[SnapshotRow, Mapping[str, SnapshotProgress]] | None
     unsensed: int | None
+    proofs: Sequence[TableProof]
     health: Health
     now: float
 
@@ -82,7 +85,7 @@ class Overview:
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON values; times are seconds since 1970."""
         row, newest, lease = self.pipeline, self.newest, self.lease
-        held = lease is not None and lease.held_at(self.now)
+        active = lease is not None and lease.active_at(self.now)
         return {
             "name": row.name,
             **_health_json(self.health),
@@ -102,15 +105,16 @@ class Overview:
                 "opened_at": newest.opened_at,
                 "closed_at": newest.closed_at,
             },
-            "run_id": lease.run_id if lease is not None and held else None,
+            "run_id": lease.run_id if lease is not None and active else None,
             "sinks": [self._sink(sink) for sink in self.sinks],
             "unsensed_segments": self.unsensed,
-            "holds": [asdict(hold) for hold in self.holds],
+            "verified": [proof.to_json() for proof in self.proofs],
+            "holds": [hold.to_json() for hold in self.holds],
             "dead_letters": asdict(self.dead_letters),
             "snapshot": self.snapshot
             and {
-                **asdict(self.snapshot[0]),
-                "progress": {name: asdict(progress) for name, progress in self.snapshot[1].items()},
+                **self.snapshot[0].to_json(),
+                "progress": {name: counts.to_json() for name, counts in self.snapshot[1].items()},
             },
         }
 
@@ -184,6 +188,7 @@ def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> O
         if snapshots
         else None,
         unsensed=_unsensed(store, file),
+        proofs=store.reconciliations.proofs(row.name),
         health=health_without_file(store, row) if file is None else health(store, file),
         now=now,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Annotated, Any, Self
 
 import typer
@@ -214,7 +213,7 @@ class _Bars:
             self._progress.update(
                 self._tables[table],
                 total=counts.chunks,
-                completed=counts.read + counts.spliced,
+                completed=counts.read + counts.complete,
                 rows=pluralize(counts.rows, "row"),
                 waiting=waiting,
             )
@@ -229,8 +228,8 @@ def _print(
     now: float | None = None,
 ) -> None:
     if json_output:
-        tables: dict[str, Any] = {name: asdict(counts) for name, counts in progress.items()}
-        typer.echo(json.dumps({"pipeline": pipeline, **asdict(row), "progress": tables}))
+        tables: dict[str, Any] = {name: counts.to_json() for name, counts in progress.items()}
+        typer.echo(json.dumps({"pipeline": pipeline, **row.to_json(), "progress": tables}))
         return
     since = f", requested {duration(now - row.created_at)} ago" if now is not None else ""
     sinks = f", for {', '.join(row.sinks)}" if row.sinks else ""
@@ -245,7 +244,7 @@ def _print(
     for heading in ("table", "chunks", "to read", "waiting", "in the journal", "rows"):
         table.add_column(heading, justify="left" if heading == "table" else "right")
     for name, counts in progress.items():
-        numbers = (counts.chunks, counts.planned, counts.read, counts.spliced, counts.rows)
+        numbers = (counts.chunks, counts.planned, counts.read, counts.complete, counts.rows)
         table.add_row(name, *(f"{number:,}" for number in numbers))
     print_answer(table)
 

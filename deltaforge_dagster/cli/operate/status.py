@@ -241,7 +241,7 @@ def _confirmed(overview: Overview) -> str:
 
 def _last_activity(overview: Overview) -> str:
     """Return when a run, a tick or the source last showed activity."""
-    if overview.lease is not None and overview.lease.held_at(overview.now):
+    if overview.lease is not None and overview.lease.active_at(overview.now):
         return "a run is at work"
     seen = overview.health.seen_at
     ago = "never" if seen is None else f"{duration(overview.now - seen)} ago"
@@ -263,7 +263,7 @@ def _snapshot(overview: Overview) -> Text:
     assert overview.snapshot is not None
     row, progress = overview.snapshot
     chunks = sum(table.chunks for table in progress.values())
-    done = sum(table.spliced for table in progress.values())
+    done = sum(table.complete for table in progress.values())
     read = done + sum(table.read for table in progress.values())
     rows = sum(table.rows for table in progress.values())
     text = f"{row.snapshot} {row.state_text}"

@@ -92,6 +92,19 @@ class Document:
         return value
 
 
+def parse_all(text: str) -> list[Document]:
+    """Return each YAML document in `text`; what is not YAML is left out, nothing is raised."""
+    documents = []
+    try:
+        for root in yaml.compose_all(text, _Loader):
+            document = Document()
+            document.value = _convert(root, (), document, ())
+            documents.append(document)
+    except (yaml.YAMLError, RecursionError):
+        return []
+    return documents
+
+
 def format_path(path: DocumentPath) -> str:
     """Return a path as messages show it, `spec.sinks[0].type`; empty for the whole document."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)

@@ -16,6 +16,7 @@ Processors that are only tried may also be in a file with nothing else (`load_pr
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -28,7 +29,13 @@ from typing import Any
 
 from deltaforge_dagster.config.blocks import NAME, Block
 from deltaforge_dagster.config.engine import DEFAULT_INSTANCE
-from deltaforge_dagster.config.env import expand, unexpanded
+from deltaforge_dagster.config.env import expand, expand_templates, unexpanded
+from deltaforge_dagster.config.file.component import (
+    OTHER_ATTRIBUTES,
+    PIPELINE_ATTRIBUTES,
+    attributes_of,
+    component_documents,
+)
 from deltaforge_dagster.config.file.document import (
     Document,
     DocumentPath,
@@ -38,6 +45,7 @@ from deltaforge_dagster.config.file.document import (
     plain,
 )
 from deltaforge_dagster.config.file.ids import derive_ids, derive_processor_ids
+from deltaforge_dagster.config.file.project import component_files, is_project, named_files
 from deltaforge_dagster.config.file.rules import (
     advice,
     rules,
@@ -62,17 +70,25 @@ class LoadedPipeline:
         warnings: One line each, with file and line.
         hash: SHA-256 of the effective spec, with passwords masked: equal for files that do the
             same.
+        in_code: Whether it has no file because a program's definitions contain it: it is what it is
+            until they are loaded again.
     """
 
     path: Path | None
     spec: PipelineSpec
     warnings: tuple[str, ...]
     hash: str
+    in_code: bool = False
 
     @property
     def name(self) -> str:
         """The pipeline's name, unique in a directory."""
         return self.spec.metadata.name
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the state store keeps its document."""
+        return self.path is None and not self.in_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +105,7 @@ class BrokenPipeline:
         gone: Whether the file does not exist any more.
         unset: Environment variables that it needs and this process does not have; another process
             may have them.
+        in_code: As in `LoadedPipeline`.
     """
 
     path: Path | None
@@ -97,6 +114,7 @@ class BrokenPipeline:
     warnings: tuple[str, ...] = ()
     gone: bool = False
     unset: tuple[str, ...] = ()
+    in_code: bool = False
 
 
 @dataclass(slots=True)
@@ -105,6 +123,7 @@ class _PipelineFile:
 
     path: Path | None
     strict: bool = False
+    folder: Path | None = None
     document: Document = field(default_factory=Document)
     name: str | None = None
     spec: PipelineSpec | None = None
@@ -132,7 +151,9 @@ def load_pipeline(path: Path, *, strict: bool = False) -> LoadedPipeline:
     Raises:
         SpecError: With every problem of the file.
     """
-    file = _read(path, strict=strict)
+    text, file = _text(path, strict=strict)
+    if text is not None:
+        file = _read(file, text)
     pipeline = _outcome(file, file.name or path.stem)
     if isinstance(pipeline, BrokenPipeline):
         raise pipeline.error
@@ -173,6 +194,8 @@ def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline |
 def pipeline_files(path: Path) -> list[Path]:
     """Return `path` itself, or every `*.yaml` and `*.yml` below it, sorted.
 
+    Of a Dagster project they are the component files, and the files that these name.
+
     Names that start with a dot are skipped: editors and mounted volumes keep copies under such
     names.
 
@@ -183,6 +206,8 @@ def pipeline_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SpecError(f"{path}: does not exist (name a pipeline file, or a directory of them)")
+    if is_project(path):
+        return named_files(component_files(path))
     files: list[Path] = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -202,16 +227,17 @@ def load_files(
     Files with the same name become one broken pipeline. With `strict` unknown fields are problems,
     not warnings.
     """
-    files = {path: _read(path, strict=strict) for path in paths}
+    files = [file for path in named_files(paths) for file in _read_all(path, strict=strict)]
     claims: dict[str, list[_PipelineFile]] = {}
-    for file in files.values():
+    for file in files:
         if file.name is not None:
             claims.setdefault(file.name, []).append(file)
     pipelines = []
     taken = set(claims)
-    for path, file in files.items():
+    for file in files:
         if file.name is None:
-            name = _free_name(path, taken)
+            assert file.path is not None
+            name = _free_name(file.path, taken)
             taken.add(name)
             pipelines.append(_outcome(file, name))
         elif claims[file.name][0] is file:
@@ -256,16 +282,120 @@ def spec_hash(spec: PipelineSpec) -> str:
     return hashlib.sha256((text + spec.spec.engine.columns.salt_digest()).encode()).hexdigest()
 
 
-def _read(path: Path, *, strict: bool) -> _PipelineFile:
+def load_component(path: Path, line: int) -> LoadedPipeline | BrokenPipeline:
+    """Return the pipeline that is written in one document of a component file.
+
+    Unknown fields are problems.
+
+    Args:
+        path: The component file.
+        line: Where the document begins; a file may have several.
+    """
+    text, file = _text(path, strict=True)
+    if text is not None:
+        for document in component_documents(text):
+            if document.line(()) == line:
+                file = _read_component(path, document)
+                break
+        else:
+            file.problems.append(f"{path}:{line}: is no component any more (load it again)")
+    return _outcome(file, file.name or path.parent.name)
+
+
+def load_inline(
+    name: str, value: Mapping[str, Any], folder: Path
+) -> LoadedPipeline | BrokenPipeline:
+    """Return a pipeline that a program or component gives as plain values, without a file.
+
+    Unknown fields are problems. Environment variables may be named as `{{ env.NAME }}`.
+
+    Args:
+        name: The name of a broken pipeline whose document has none.
+        value: The document, `metadata` and `spec`.
+        folder: What relative paths are relative to.
+    """
+    file = _PipelineFile(None, strict=True, folder=folder)
+    file.document.value = plain(value)
+    _build_with_env(file)
+    pipeline = _outcome(file, file.name or name)
+    return replace(pipeline, in_code=True)
+
+
+def _read_all(path: Path, *, strict: bool) -> list[_PipelineFile]:
+    """Return the pipelines of a file: one, or as many as a component file has documents."""
+    text, file = _text(path, strict=strict)
+    if text is None:
+        return [file]
+    components = component_documents(text)
+    if not components:
+        return [_read(file, text)]
+    return [
+        _read_component(path, document)
+        for document in components
+        if "path" not in attributes_of(document).value  # that file is read by itself
+    ]
+
+
+def _text(path: Path, *, strict: bool) -> tuple[str | None, _PipelineFile]:
+    """Return the text of a file, None with a problem if it cannot be read."""
     file = _PipelineFile(path, strict)
     try:
-        text = path.read_text("utf-8-sig")
+        return path.read_text("utf-8-sig"), file
     except OSError as error:
         file.problems.append(f"{path}: cannot be read: {error.strerror}")
-        return file
     except UnicodeDecodeError as error:
         file.problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
-        return file
+    return None, file
+
+
+def _read_component(path: Path, document: Document) -> _PipelineFile:
+    file = _PipelineFile(path, strict=True, document=attributes_of(document))
+    attributes = file.document.value
+    names = (*PIPELINE_ATTRIBUTES, *OTHER_ATTRIBUTES)
+    for name in attributes.keys() - names:
+        close = difflib.get_close_matches(name, names, n=1)
+        guess = f" (did you mean {close[0]}?)" if close else f" (known are {', '.join(names)})"
+        file.add([DocumentProblem((name,), f"is not a known attribute{guess}")])
+    file.add(file.document.problems)
+    file.document.value = {n: attributes[n] for n in PIPELINE_ATTRIBUTES if n in attributes}
+    _build_with_env(file)
+    return file
+
+
+def _build_with_env(file: _PipelineFile) -> None:
+    """Build a pipeline from a document in which variables are named as `{{ env.NAME }}`."""
+    unset: dict[str, DocumentPath] = {}
+    _build(file, _expanded(file.document.value, (), unset))
+    file.add(
+        DocumentProblem(path, f"the environment variable {name} is not set")
+        for name, path in unset.items()
+        if not any(f"variable {name}," in problem for problem in file.problems)
+    )
+    file.unset = tuple(sorted(unset))
+
+
+def _expanded(value: Any, path: DocumentPath, unset: dict[str, DocumentPath]) -> Any:
+    """Return a value with the variables' values in its texts.
+
+    Args:
+        value: Dicts, tuples and scalars.
+        path: Where it is.
+        unset: Gets the names of variables that are not set, each with where it is needed first.
+    """
+    if isinstance(value, dict):
+        return {key: _expanded(child, (*path, key), unset) for key, child in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_expanded(child, (*path, n), unset) for n, child in enumerate(value))
+    if not isinstance(value, str):
+        return value
+
+    def missing(name: str) -> None:
+        unset.setdefault(name, path)
+
+    return expand_templates(value, os.environ, missing)
+
+
+def _read(file: _PipelineFile, text: str) -> _PipelineFile:
     text, notes = expand(text, os.environ)
     file.add(DocumentProblem((), note.text, note.line) for note in notes if note.fatal)
     if file.problems:
@@ -289,13 +419,15 @@ def _build(file: _PipelineFile, value: Any) -> None:
         return
     file.name = _readable_name(value)
     variables = (
-        {} if file.path is not None else {problem.path: problem for problem in _unexpanded(value)}
+        {}
+        if file.path or file.folder
+        else {problem.path: problem for problem in _unexpanded(value)}
     )
     unsupported = take_unsupported(value)
     file.add(unsupported)
     file.name = _name_of_instance(value, file.name)
     file.warn(derive_ids(value, _readable_name(value)))
-    file.add(_resolve_paths(value, None if file.path is None else file.path.parent))
+    file.add(_resolve_paths(value, file.folder if file.path is None else file.path.parent))
     file.warn(_warnings_of_source(value))
     file.warn(without_effect(value))
     covered = [problem.path[:-1] for problem in unsupported if problem.path[-1] == "type"]

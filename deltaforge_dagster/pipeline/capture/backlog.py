@@ -57,7 +57,7 @@ A check decides whether to read the rest in parallel.
 _MAX_SECTION_BYTES = 256 << 20  # bytes of log in one section
 _MAX_TASKS = 64  # tasks at a time
 _MAX_FAILURES = 3  # in a row, after which the run's own reader alone continues
-_WAIT_SECONDS = 0.05
+_WAIT_SECONDS = 0.05  # for the oldest section; then the lease is checked again
 _GRACE_SECONDS = 10.0
 """Seconds that running tasks get to finish when the run ends."""
 

@@ -1,13 +1,13 @@
 """Holds of a run: keep events that cannot be captured yet, and capture them after their release.
 
-Holding: the cutter writes held events into one file per table (`open`). The file becomes part of
+Holding: the cutter writes parked events into one file per table (`open`). The file becomes part of
 its hold in the same fenced write that moves the captured position past the events (`parts`).
 
 Releasing: before the log is read, the events of each released hold are decoded into one segment at
 the end of the journal. This segment starts and ends at the captured position, so that the positions
-of segments never go back and the positions that sinks keep stay in order. Nothing else of a held
-table is captured before, so its held events come first in every sink. Events that still cannot be
-decoded are held again, with the new reason, and the run continues.
+of segments never go back and the positions that sinks keep stay in order. Nothing else of such a
+table is captured before, so its parked events come first in every sink. Events that still cannot be
+decoded are parked again, with the new reason, and the run continues.
 
 A table may have two holds: one of rows that wait for approval (`schemas.approval`), and one of
 later events that cannot be decoded. The approved rows are released first; the events, once they can
@@ -24,33 +24,33 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.journal.held_files import HeldWriter
+from deltaforge_dagster.journal.parked_files import ParkedWriter
 from deltaforge_dagster.journal.writer import SegmentWriter
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, Source, SourceNotes
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent, Source, SourceNotes
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.records import HeldPart, HoldRow
+from deltaforge_dagster.state.records import HoldPart, HoldRow
 from deltaforge_dagster.state.store import StateStore
 
 TABLE = "table"
 """Kind of hold of events that a source cannot decode."""
 
 
-def kind_of(event: HeldEvent) -> str:
+def kind_of(event: ParkedEvent) -> str:
     """Return the kind of the hold that an event belongs to."""
     return SCHEMA if isinstance(event, Waiting) else TABLE
 
 
 @dataclass(slots=True)
 class OpenPart:
-    """A file of held events of one table, being written."""
+    """A file of parked events of one table, being written."""
 
-    event: HeldEvent
+    event: ParkedEvent
     since: Position
-    writer: HeldWriter
+    writer: ParkedWriter
     changes: int = 0
 
     @property
@@ -58,7 +58,7 @@ class OpenPart:
         """Bytes of the events so far."""
         return self.writer.bytes
 
-    def write(self, event: HeldEvent) -> None:
+    def write(self, event: ParkedEvent) -> None:
         """Append an event."""
         self.writer.write(event.data)
         self.changes += event.changes if isinstance(event, Waiting) else 1
@@ -67,10 +67,10 @@ class OpenPart:
         """Remove what was written."""
         self.writer.abort()
 
-    def close(self) -> HeldPart:
+    def close(self) -> HoldPart:
         """Make the file durable, and return its row."""
         checksum, size = self.writer.close()
-        return HeldPart(
+        return HoldPart(
             kind=kind_of(self.event),
             subject=self.event.table,
             reason=self.event.reason,
@@ -91,23 +91,15 @@ class Holds:
         lease: The run's lease; every write is fenced by it.
     """
 
-    def __init__(self, store: StateStore, journal: Journal, lease: HeldLease) -> None:
+    def __init__(self, store: StateStore, journal: Journal, lease: ActiveLease) -> None:
         self._store = store
         self._journal = journal
         self._lease = lease
 
-    def open(self, event: HeldEvent, since: Position) -> OpenPart:
-        """Open a file for held events of one table, all of which come after `since` in the log."""
-        writer = self._journal.held_writer(self._lease.pipeline, self._lease.epoch)
+    def open(self, event: ParkedEvent, since: Position) -> OpenPart:
+        """Open a file for parked events of a table, all of which come after `since` in the log."""
+        writer = self._journal.parked_writer(self._lease.pipeline, self._lease.epoch)
         return OpenPart(event, since, writer)
-
-    def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
-        """Record files of held events that come without a segment.
-
-        The captured position moves to `end`.
-        """
-        reached = end.to_json()
-        self._lease.write(lambda writer: writer.holds.keep(parts, reached))
 
     def release(
         self,
@@ -117,7 +109,7 @@ class Holds:
         position: Position,
         *,
         open_writer: Callable[[], SegmentWriter],
-        seal: Callable[[SegmentWriter, HoldRow, Sequence[HeldPart]], None],
+        seal: Callable[[SegmentWriter, HoldRow, Sequence[HoldPart]], None],
     ) -> None:
         """Write a segment for each released hold, and start the schema approval.
 
@@ -128,21 +120,21 @@ class Holds:
             position: Where the journal ends.
             open_writer: Makes the writer of the next segment.
             seal: Makes the segment durable and marks the hold as journaled, except for the given
-                files of events that are held again.
+                files of events that are parked again.
         """
         holds = self._store.holds.read(self._lease.pipeline)
         approval.begin({hold.subject: hold.reason for hold in holds if _waits(hold)})
         released = [hold for hold in holds if hold.state == "released"]
         for hold in sorted(released, key=lambda hold: hold.kind != SCHEMA):
-            again = _HeldAgain(partial(self.open, since=parse_position(hold.since_position)))
+            again = _ParkedAgain(partial(self.open, since=parse_position(hold.since_position)))
             writer = open_writer()
             try:
                 batches: Iterable[pa.RecordBatch]
                 if hold.kind == SCHEMA:
                     batches = map(unpacked, self._events(hold))
                 else:
-                    fix = hold.mend or "{}"
-                    batches = source.decode_held(self._events(hold), fix, position, registry)
+                    fix = hold.remedy or "{}"
+                    batches = source.decode_parked(self._events(hold), fix, position, registry)
                 for rows in batches:
                     again.write(approval.accept(ChangeBatch(rows, None)), writer)
                 again.write(approval.accept(ChangeBatch(None, position)), writer)
@@ -167,39 +159,39 @@ class Holds:
 
     def _events(self, hold: HoldRow) -> Iterator[bytes]:
         for part in self._store.holds.parts(self._lease.pipeline, hold.kind, hold.subject):
-            yield from self._journal.read_held(part.path, part.checksum)
+            yield from self._journal.read_parked(part.path, part.checksum)
 
     def _hold_back(self, hold: HoldRow, reason: str) -> None:
         self._lease.write(lambda writer: writer.holds.revoke_release(hold, reason))
 
-    def _empty(self, hold: HoldRow, again: Sequence[HeldPart]) -> None:
+    def _empty(self, hold: HoldRow, again: Sequence[HoldPart]) -> None:
         """Record that a released hold contained no rows for the journal.
 
-        Events in `again` stay held.
+        Events in `again` stay parked.
         """
         self._lease.write(lambda writer: writer.holds.replace(hold, again))
 
 
-class _HeldAgain:
-    """The events of a released hold that are held again; all are of one table."""
+class _ParkedAgain:
+    """The events of a released hold that are parked again; all are of one table."""
 
-    def __init__(self, open_part: Callable[[HeldEvent], OpenPart]) -> None:
+    def __init__(self, open_part: Callable[[ParkedEvent], OpenPart]) -> None:
         self.part: OpenPart | None = None
         self._open = open_part
 
     def write(self, batches: Iterator[ChangeBatch], writer: SegmentWriter) -> None:
-        """Write rows that may be captured to the segment, the others to a file of held events."""
+        """Write rows that may be captured to the segment, the others to a file of parked events."""
         for batch in batches:
             if batch.rows is not None:
                 writer.write(batch.rows)
-            for event in batch.held:
+            for event in batch.parked:
                 self.part = self.part or self._open(event)
                 self.part.write(event)
 
-    def close(self) -> list[HeldPart]:
-        """Make the file of held events durable; return its row.
+    def close(self) -> list[HoldPart]:
+        """Make the file of parked events durable; return its row.
 
-        Return an empty list if no event is held again.
+        Return an empty list if no event is parked again.
         """
         return [] if self.part is None else [self.part.close()]
 

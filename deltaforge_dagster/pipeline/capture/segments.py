@@ -1,44 +1,31 @@
-"""Cut the batches of one stream into segments, between transactions; each enters a range.
+"""Cut the batches of one stream into segments, between transactions.
 
 A segment ends only where the source says that every transaction is whole. Changes of a
 transaction that is still open wait in memory until its commit arrives, so that the whole
 transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
 begin a segment of their own, written row group by row group, and memory stays bounded.
 
-Held events (`sources.base.HeldEvent`) are written to files of their own, which end together with
-the segment, at the same position. If only held events arrive, these files end without a segment.
-
-A range is opened with its first segment and closed once, at its limits. The capture thread adds
-segments, and the main thread of the run closes a range that is due while nothing arrives. Both hold
-one lock, so that no segment is added to a range that is being closed.
+Parked events (`sources.base.ParkedEvent`) are written to files of their own, which end together
+with the segment, at the same position. If only parked events arrive, these files end without a
+segment.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
-from deltaforge_dagster.journal.hashing import range_hash
-from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
+from deltaforge_dagster.config.engine import SegmentLimits
+from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture.holds import kind_of
 from deltaforge_dagster.pipeline.control.unread_log import ReadAhead
-from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run_context import HeldLease
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
-from deltaforge_dagster.state.metrics import Tally
-from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, Trigger
-from deltaforge_dagster.state.snapshot_records import ChunkRow
-from deltaforge_dagster.state.store import FencedWriter, StateStore
-
-logger = logging.getLogger(__name__)
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
+from deltaforge_dagster.state.records import HoldPart, Trigger
 
 SPILL_BYTES = 16 << 20
 """Changes of an open transaction kept in memory before they are written out."""
@@ -50,9 +37,9 @@ class SegmentCutter:
     Args:
         limits: `engine.segment` of the pipeline file.
         open_writer: Makes the writer of the next segment.
-        seal: Makes a segment (None if there were only held events) and the files of held events
+        seal: Makes a segment (None if there were only parked events) and the files of parked events
             durable; all of them end at the given position.
-        open_hold: Opens a file for held events of one table, all of which come after the given
+        open_hold: Opens a file for parked events of one table, all of which come after the given
             position.
         start: Where the stream begins.
         segment_wanted: Whether the segment would be delivered or encoded as soon as it is captured,
@@ -73,7 +60,7 @@ class SegmentCutter:
         seal: Callable[[SegmentWriter | None, Sequence[Hold], Position], None],
         segment_wanted: Callable[[], bool],
         *,
-        open_hold: Callable[[HeldEvent, Position], Hold],
+        open_hold: Callable[[ParkedEvent, Position], Hold],
         start: Position,
     ) -> None:
         self.passed: Position | None = None
@@ -86,7 +73,7 @@ class SegmentCutter:
         self._open_hold = open_hold
         self._reached = start
         self._holds: dict[tuple[str, str], Hold] = {}
-        self._waiting_held: list[HeldEvent] = []
+        self._waiting_parked: list[ParkedEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
         self._last_end = -math.inf
@@ -108,10 +95,10 @@ class SegmentCutter:
             if batch.end is None:
                 self._open_rows += batch.rows.num_rows
                 self._open_since = self._open_since or time.time()
-        if batch.held:
+        if batch.parked:
             self.passed = None
-            self._waiting_held += batch.held
-            self._waiting_bytes += sum(len(event.data) for event in batch.held)
+            self._waiting_parked += batch.parked
+            self._waiting_bytes += sum(len(event.data) for event in batch.parked)
         if batch.end is not None:
             self._write_waiting()
             self._open_rows, self._open_since = 0, None
@@ -142,7 +129,7 @@ class SegmentCutter:
     def in_transaction(self) -> bool:
         """Whether changes were accepted whose commit has not been read."""
         open_ones = self._writer is not None or bool(self._holds)
-        return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
+        return bool(self._waiting or self._waiting_parked) or (open_ones and self._end is None)
 
     def cut(self, trigger: Trigger = "shutdown") -> None:
         """End the segment after the complete transactions written so far, if there are any."""
@@ -165,7 +152,7 @@ class SegmentCutter:
         self._holds.clear()
 
     def _write_waiting(self) -> None:
-        if not self._waiting and not self._waiting_held:
+        if not self._waiting and not self._waiting_parked:
             return
         if self._writer is None and not self._holds:
             self._began = time.monotonic()
@@ -174,13 +161,13 @@ class SegmentCutter:
         for rows in self._waiting:
             assert self._writer is not None
             self._writer.write(rows)
-        for event in self._waiting_held:
+        for event in self._waiting_parked:
             hold = kind_of(event), event.table
             if hold not in self._holds:
                 self._holds[hold] = self._open_hold(event, self._reached)
             self._holds[hold].write(event)
         self._waiting.clear()
-        self._waiting_held.clear()
+        self._waiting_parked.clear()
         self._waiting_bytes = 0
         self._end = None
 
@@ -201,191 +188,21 @@ class SegmentCutter:
 
 
 class Hold(Protocol):
-    """A file of held events being written."""
+    """A file of parked events being written."""
 
     @property
     def size(self) -> int:
         """Bytes of the events so far."""
         ...
 
-    def write(self, event: HeldEvent) -> None:
+    def write(self, event: ParkedEvent) -> None:
         """Append an event."""
         ...
 
-    def close(self) -> HeldPart:
+    def close(self) -> HoldPart:
         """Make the file durable, and return its row."""
         ...
 
     def abort(self) -> None:
         """Remove what was written."""
         ...
-
-
-class Ranges:
-    """The open range of one run, and the segments that enter it.
-
-    Args:
-        store: Where ranges and segments are recorded.
-        lease: The run's lease; it names the pipeline, and every write is fenced by it.
-        spec_hash: Hash of the pipeline file that this run works with.
-        limits: `engine.range` of the pipeline file.
-        opened: Called with the number of a range right after its first segment is durable.
-    """
-
-    def __init__(
-        self,
-        store: StateStore,
-        lease: HeldLease,
-        *,
-        spec_hash: str,
-        limits: RangeLimits,
-        opened: Callable[[int], None],
-    ) -> None:
-        self._store = store
-        self._lease = lease
-        self._pipeline = lease.pipeline
-        self._spec_hash = spec_hash
-        self._limits = limits
-        self._opened = opened
-        self._lock = threading.Lock()
-        self._open: _OpenRange | None = None
-        self.closed = 0
-
-    def close_left_open(self) -> None:
-        """Close ranges that a killed run left open; their segments are durable and complete."""
-        with self._lock:
-            for row in self._store.ranges.read(self._pipeline, state="open"):
-                self._close_row(row.range, "recovered")
-
-    def add(
-        self,
-        number: int,
-        segment: WrittenSegment,
-        start: Position,
-        end: Position,
-        *,
-        held: Sequence[HeldPart] = (),
-        released: HoldRow | None = None,
-        chunks: Sequence[tuple[ChunkRow, int]] = (),
-        received_at: float | None = None,
-        trigger: Trigger | None = None,
-        tally: Tally | None = None,
-    ) -> None:
-        """Record a segment whose file is durable, and set the captured position to `end`.
-
-        Both happen in one fenced transaction.
-
-        Args:
-            number: Number of the segment.
-            segment: The file and its summary.
-            start: The captured position before.
-            end: The captured position after.
-            held: Files with held events from before `end`.
-            released: The hold whose events the segment contains.
-            chunks: The snapshot chunks that the segment contains, each with the number of its rows.
-            received_at: When the first change arrived, seconds since 1970.
-            trigger: Why the segment ended.
-            tally: Metrics to count in the same transaction.
-        """
-        row = NewSegment(
-            segment=number,
-            segment_id=segment.segment_id,
-            path=segment.path,
-            checksum=segment.checksum,
-            content_hash=segment.content_hash,
-            rows=segment.rows,
-            bytes=segment.bytes,
-            start_position=start.to_json(),
-            end_position=end.to_json(),
-            counts=segment.counts,
-            schema_versions=segment.schema_versions,
-            first_ts_us=segment.first_ts_us,
-            last_ts_us=segment.last_ts_us,
-            received_at=received_at,
-            trigger=trigger,
-        )
-        with self._lock:
-            is_new = self._open is None
-            entered = self._lease.write(
-                lambda writer: self._enter(writer, row, held, released, chunks, tally=tally)
-            )
-            failpoint("segment-row-written")
-            if self._open is None:
-                self._open = _OpenRange(entered)
-            self._open.events += row.rows
-            self._open.bytes += row.bytes
-            fields = {"range": entered, "batch_id": number, "events": row.rows, "bytes": row.bytes}
-            logger.debug("captured a segment", extra={"fields": fields})
-            if is_new:
-                self._opened(entered)
-        self.close_if_due()
-
-    def close_if_due(self) -> None:
-        """Close the open range when it has reached one of its limits."""
-        with self._lock:
-            if self._open is None:
-                return
-            reason = self._open.limit_reached(self._limits)
-            if reason is not None:
-                self._close_open(reason)
-
-    def close(self, reason: str) -> None:
-        """Close the open range, if there is one."""
-        with self._lock:
-            if self._open is not None:
-                self._close_open(reason)
-
-    def _enter(
-        self,
-        writer: FencedWriter,
-        row: NewSegment,
-        held: Sequence[HeldPart],
-        released: HoldRow | None,
-        chunks: Sequence[tuple[ChunkRow, int]],
-        *,
-        tally: Tally | None,
-    ) -> int:
-        """Add a segment to the open range, opening one if need be; return the range's number."""
-        if self._open is None:
-            number = writer.ranges.open(row.start_position, self._spec_hash, row.segment)
-        else:
-            number = self._open.number
-        writer.segments.add(row, number, held=held, released=released, tally=tally)
-        for chunk, rows in chunks:
-            writer.snapshots.complete(chunk, segment=row.segment, rows=rows)
-        return number
-
-    def _close_open(self, reason: str) -> None:
-        assert self._open is not None
-        self._close_row(self._open.number, reason)
-        self._open = None
-
-    def _close_row(self, number: int, reason: str) -> None:
-        row = self._store.ranges.get(self._pipeline, number)
-        assert row is not None
-        segments = self._store.segments.read(
-            self._pipeline, first=row.first_segment, last=row.last_segment
-        )
-        content_hash = range_hash([segment.content_hash for segment in segments])
-        self._lease.write(lambda writer: writer.ranges.close(number, reason, content_hash))
-        failpoint("range-closed")
-        fields = {"range": number, "events": row.rows, "batches": len(segments), "reason": reason}
-        logger.info("closed a range", extra={"fields": fields})
-        self.closed += 1
-
-
-class _OpenRange:
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.events = 0
-        self.bytes = 0
-        self._opened_at = time.monotonic()
-
-    def limit_reached(self, limits: RangeLimits) -> str | None:
-        if time.monotonic() - self._opened_at >= limits.max_seconds:
-            return "max_seconds"
-        if self.events >= limits.max_events:
-            return "max_events"
-        if self.bytes >= limits.max_bytes:
-            return "max_bytes"
-        return None

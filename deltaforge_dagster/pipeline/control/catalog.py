@@ -125,10 +125,7 @@ def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | 
             return pipeline
     if row.file is None or not Path(row.file).is_file():
         return None
-    current = load_files([Path(row.file)])[0]
-    if isinstance(current, BrokenPipeline):
-        return replace(current, name=row.name)
-    return current if current.name == row.name else None
+    return _of_file(Path(row.file), row.name)
 
 
 def without_file(
@@ -180,15 +177,42 @@ def united(files: Iterable[AnyPipeline], stored: Iterable[AnyPipeline]) -> list[
 
 def reread(store: StateStore, loaded: LoadedPipeline) -> AnyPipeline | None:
     """Return a pipeline as its file or document is now; None when that is gone."""
+    if loaded.in_code:
+        return loaded
     if loaded.path is None:
         stored = store.pipelines.document(loaded.name)
         return None if stored is None else of_document(stored)
-    if not loaded.path.exists():
-        return None
-    current = load_files([loaded.path])[0]
-    if isinstance(current, BrokenPipeline):
-        return replace(current, name=loaded.name)
-    return current if current.name == loaded.name else None
+    return _of_file(loaded.path, loaded.name)
+
+
+def still_installed(store: StateStore, pipelines: Iterable[AnyPipeline]) -> list[AnyPipeline]:
+    """Return those of the pipelines that there still are, as they are now.
+
+    A pipeline without a readable file or document is broken as it was.
+    """
+    current = []
+    for pipeline in pipelines:
+        if isinstance(pipeline, LoadedPipeline):
+            now = reread(store, pipeline)
+        else:
+            file = pipeline.path
+            now = pipeline if file is None else _of_file(file, pipeline.name)
+        if now is not None:
+            current.append(now)
+    return current
+
+
+def _of_file(path: Path, name: str) -> AnyPipeline | None:
+    """Return the pipeline that a file has under this name, None if it has another one only.
+
+    A file that cannot be loaded is taken for the pipeline's. A component file may have several.
+    """
+    pipelines = load_files([path]) if path.exists() else []
+    for pipeline in pipelines:
+        if pipeline.name == name:
+            return pipeline
+    broken = [pipeline for pipeline in pipelines if isinstance(pipeline, BrokenPipeline)]
+    return replace(broken[0], name=name) if broken else None
 
 
 def _with_name_conflict(file: AnyPipeline) -> BrokenPipeline:

@@ -38,7 +38,7 @@ from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)
 
-_CHASER_BYTES = 8
+_CHASER_BYTES = 8  # a signed integer, as DeltaForge writes it
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
         store.dead_letters.expire(loaded.name, age)
     kept = {part.path for part in store.holds.parts(loaded.name)}
     kept |= store.dead_letters.files(loaded.name)
-    orphans += journal.sweep_held(loaded.name, kept, epoch=lease.epoch, older_than=ORPHAN_SECONDS)
+    orphans += journal.sweep_parked(loaded.name, kept, epoch=lease.epoch, older_than=ORPHAN_SECONDS)
     staged = store.snapshots.staged_paths(loaded.name)
     orphans += journal.sweep_staged(loaded.name, staged, older_than=ORPHAN_SECONDS)
     orphans += sweep_encoded(
@@ -188,10 +188,14 @@ class BackPressure:
             ]
             attached = [checkpoint for checkpoint in checkpoints.values() if checkpoint.attached]
             # The last condition: what the needed sinks lack fills the journal anyway.
-            if not free or self._held(attached) < self._room or self._held(needed) >= self._room:
+            if (
+                not free
+                or self._lacking(attached) < self._room
+                or self._lacking(needed) >= self._room
+            ):
                 return
             sink = free[0]
-            lacking = self._held([checkpoints[sink]])
+            lacking = self._lacking([checkpoints[sink]])
             self._detach(
                 sink,
                 f"detached: the journal is full ({size(self._limit)}, engine.journal.max_bytes), "
@@ -199,7 +203,7 @@ class BackPressure:
             )
             self._drop()
 
-    def _held(self, checkpoints: list[CheckpointRow]) -> int:
+    def _lacking(self, checkpoints: list[CheckpointRow]) -> int:
         return lacking_bytes(self._run.store, self._pipeline, checkpoints)
 
     def _pause(self) -> None:

@@ -82,7 +82,7 @@ def _replaced(store: StateStore, loaded: LoadedPipeline) -> set[str]:
     file, now = str(loaded.path.absolute()), store.now()
     former = {row.name for row in store.pipelines.read() if row.file == file} - {loaded.name}
     leases = {name: store.leases.get(name) for name in former}
-    return {name for name, lease in leases.items() if lease is None or not lease.held_at(now)}
+    return {name for name, lease in leases.items() if lease is None or not lease.active_at(now)}
 
 
 def _shared(

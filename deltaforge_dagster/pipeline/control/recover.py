@@ -29,9 +29,9 @@ from deltaforge_dagster.pipeline.tables.resync import resynced_tables
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import parse_position
-from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.records import Failure, PipelineRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import Destination
 
 _RUN_SECONDS = 120.0
 """How long a run that is at work may take to end."""
@@ -149,7 +149,7 @@ def stopped(store: StateStore, row: PipelineRow) -> Iterator[None]:
         end_run(store, row.name, _RUN_SECONDS)
         yield
     finally:
-        store.pipelines.set_desired_state(row.name, row.want)
+        store.pipelines.set_desired_state(row.name, row.desired_state)
 
 
 def _cause_of_loss(row: PipelineRow, source: Source) -> str | None:

@@ -141,19 +141,19 @@ class SpecChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a pipeline is.
+class PipelineStatus:
+    """How far a pipeline has come when its file changes, which decides what a change does.
 
     Attributes:
-        pipeline: The pipeline.
-        checkpoints: Of its sinks.
+        pipeline: The pipeline's row in the state store.
+        checkpoints: The checkpoints of its sinks, by sink id.
     """
 
     pipeline: PipelineRow
     checkpoints: Mapping[str, CheckpointRow]
 
     def beginning(self, start: str | None) -> str:
-        """Return where a sink that is added now begins."""
+        """Return where a sink that is added now begins, as the predicate of a sentence."""
         attached = [row for row in self.checkpoints.values() if row.attached]
         if start == "tail":
             return "begins with changes captured after it was added"
@@ -170,7 +170,7 @@ class Standing:
         return "begins with the oldest segment of the journal"
 
 
-def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[SpecChange]:
+def spec_changes(before: _Spec, after: _Spec, status: PipelineStatus) -> list[SpecChange]:
     """Return every difference of `after` from `before`, source first, then processors and sinks."""
     old, new = dict(before["spec"]), dict(after["spec"])
     chains = old.pop("processors"), new.pop("processors")
@@ -186,14 +186,14 @@ def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[SpecCh
             "changed",
             earlier,
             later,
-            own.get(path) or _consequence(path, earlier, later, standing),
+            own.get(path) or _consequence(path, earlier, later, status),
         )
         for path, earlier, later in _differences(
             {"metadata": before["metadata"], "spec": old},
             {"metadata": after["metadata"], "spec": new},
         )
     )
-    return [*rest, *_of_processors(*chains), *_of_sinks(*sinks, standing)]
+    return [*rest, *_of_processors(*chains), *_of_sinks(*sinks, status)]
 
 
 def snapshot_due(spec: _Spec, *, known: bool) -> str | None:
@@ -227,13 +227,13 @@ def _differences(before: _Block, after: _Block, path: str = "") -> Iterator[tupl
             yield field, earlier, later
 
 
-def _consequence(path: str, before: Any, after: Any, standing: Standing) -> str:
+def _consequence(path: str, before: Any, after: Any, status: PipelineStatus) -> str:
     if path == "spec.source.config.tables":
         return _of_tables(before or [], after or [])
     consequence = next(text for start, text in _CONSEQUENCES if path.startswith(start))
-    if consequence == _STARTED and standing.pipeline.start_position is None:
+    if consequence == _STARTED and status.pipeline.start_position is None:
         return "decides where the pipeline begins"
-    return consequence.replace("PIPELINE", standing.pipeline.name)
+    return consequence.replace("PIPELINE", status.pipeline.name)
 
 
 def _of_tables(before: Sequence[str], after: Sequence[str]) -> str:
@@ -276,7 +276,7 @@ def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterato
 
 
 def _of_sinks(
-    before: Sequence[_Block], after: Sequence[_Block], standing: Standing
+    before: Sequence[_Block], after: Sequence[_Block], status: PipelineStatus
 ) -> Iterator[SpecChange]:
     old, new = ({block["config"]["id"]: block for block in sinks} for sinks in (before, after))
     gone = {_but_id(old[name]): name for name in old if name not in new}
@@ -284,7 +284,7 @@ def _of_sinks(
         if name in old:
             yield from _of_sink(old[name], new[name])
             continue
-        begins = standing.beginning(new[name]["config"].get("start"))
+        begins = status.beginning(new[name]["config"].get("start"))
         former = gone.pop(_but_id(new[name]), None)
         if former is None:
             text = f"{begins}; {_ASSET}"

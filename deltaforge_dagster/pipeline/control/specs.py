@@ -37,7 +37,7 @@ from deltaforge_dagster.state.store import StateStore
 
 NO_CHAIN = "none"
 
-_LENGTH = 12
+_LENGTH = 12  # hex digits of a hash: 48 bits tell files apart, and Dagster's UI shows them whole
 
 _OF_SOURCE = frozenset({"snapshot", "on_schema_drift"})
 _OF_SINK = frozenset({"required", "start"})

@@ -134,7 +134,7 @@ def measured_log(
     captured: Position,
     confirmed: Position | None,
 ) -> SourceLog:
-    """Return `seen` completed with the source's measurement and the trend of the looks."""
+    """Return `seen` with the sizes that the source measured, and the growth over earlier looks."""
     seen = replace(
         seen,
         bytes=retained.bytes,
@@ -175,7 +175,7 @@ def note_unread_changes(store: StateStore, name: str, *, unread: bool) -> None:
 def kept_looks(
     looks: Sequence[LogLook], new: LogLook, positions: Sequence[Position]
 ) -> list[LogLook]:
-    """Return the looks that are worth keeping, in order.
+    """Return the looks from which growth and age of the unread log can still be told, in order.
 
     Args:
         looks: The looks kept so far.

@@ -18,7 +18,7 @@ from deltaforge_dagster.pipeline.control.work import note_pipeline, register
 from deltaforge_dagster.state.records import DesiredState, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
-_END_SECONDS = 45.0
+_END_SECONDS = 45.0  # more than the 30 s within which a run ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def resume_pipeline(store: StateStore, loaded: LoadedPipeline) -> Resumed:
     With `snapshot.mode: always` in its file, a snapshot is requested first.
     """
     name = loaded.name
-    before = register(store, loaded).want
+    before = register(store, loaded).desired_state
     block = loaded.spec.spec.source.config.snapshot
     begins = before != "running" and block is not None and block.mode == "always"
     if begins and store.snapshots.unfinished(name) is None:
@@ -75,7 +75,7 @@ def end_run(store: StateStore, name: str, seconds: float = _END_SECONDS) -> None
     if store.pipelines.get(name) is not None:
         store.pipelines.set_desired_state(name, "stopped")
     deadline = time.monotonic() + seconds
-    while (lease := store.leases.get(name)) is not None and lease.held_at(store.now()):
+    while (lease := store.leases.get(name)) is not None and lease.active_at(store.now()):
         if time.monotonic() >= deadline:
             raise NotAllowed(
                 f"pipeline {name!r} is held by run {lease.run_id}, which does not end;"
@@ -94,7 +94,7 @@ def remove(store: StateStore, journal: Journal, name: str) -> None:
     if uid is not None:
         sweep(journal, name, uid)
         journal.sweep_staged(name, (), older_than=-1.0)
-        journal.sweep_held(name, (), epoch=sys.maxsize, older_than=-1.0)
+        journal.sweep_parked(name, (), epoch=sys.maxsize, older_than=-1.0)
 
 
 def sweep(journal: Journal, name: str, uid: str) -> None:

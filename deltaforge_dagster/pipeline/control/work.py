@@ -28,13 +28,13 @@ from typing import Literal
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, StartDelayed
+from deltaforge_dagster.pipeline.blocked_keys import due_entries
 from deltaforge_dagster.pipeline.committed import PendingSegments, segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.owners import claim
 from deltaforge_dagster.pipeline.control.secret_changes import note_secrets
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_changes
-from deltaforge_dagster.pipeline.held_rows import due_entries
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.sources.base import AwaitableStart, Source
@@ -111,7 +111,7 @@ def note_pipeline(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
         loaded.hash,
         [config.id for config in configs],
         starts,
-        stored=loaded.path is None,
+        stored=loaded.is_stored,
     )
     note_spec(store, loaded)
     if changed := note_secrets(store, loaded):
@@ -178,7 +178,7 @@ def begin(
         DeltaforgeError: The source cannot be reached, or is not set up as required.
     """
     row = register(store, loaded)
-    if row.start_position is not None or row.want != "running":
+    if row.start_position is not None or row.desired_state != "running":
         return row
     source = build_source()
     try:
@@ -212,9 +212,9 @@ def find_work(
     pipeline = register(store, loaded)
     now = store.now()
     lease = store.leases.get(loaded.name)
-    if lease is not None and lease.run_id is not None and lease.held_at(now):
+    if lease is not None and lease.run_id is not None and lease.active_at(now):
         return NoWork(f"run {lease.run_id[:8]} is working on it")
-    if pipeline.want == "stopped":
+    if pipeline.desired_state == "stopped":
         return NoWork("stopped")
     work = (
         _left_open(store, loaded.name)
@@ -305,9 +305,9 @@ def chunks_read(store: StateStore, pipeline: str) -> Work | None:
     if snapshot is None:
         return None
     # Chunks of a table with a hold wait until the hold is journaled.
-    held = {hold.subject for hold in store.holds.read(pipeline) if hold.state != "journaled"}
+    on_hold = {hold.subject for hold in store.holds.read(pipeline) if hold.state != "journaled"}
     read = store.snapshots.chunks(pipeline, snapshot.snapshot, state="read")
-    if all(chunk.table_name in held for chunk in read):
+    if all(chunk.table_name in on_hold for chunk in read):
         return None
     return Work("chunks read", f"chunks of snapshot {snapshot.snapshot} are to be taken over")
 
@@ -338,7 +338,7 @@ def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | Non
         for sink in loaded.spec.spec.sinks
         if isinstance(sink.config, TableSinkConfig)
     }
-    tables = store.lake_commits.pending(loaded.name) if sinks else []
+    tables = store.table_commits.pending(loaded.name) if sinks else []
     checkpoints = store.checkpoints.read(loaded.name) if tables else {}
     for table in tables:
         pending, checkpoint = sinks.get(table.sink), checkpoints.get(table.sink)
@@ -353,7 +353,7 @@ def _folded(store: StateStore, loaded: LoadedPipeline, now: float) -> Work | Non
 
 
 def _resync(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
-    for resync in store.lake_commits.resyncs(pipeline.name):
+    for resync in store.table_commits.resyncs(pipeline.name):
         sink = store.checkpoints.read(pipeline.name).get(resync.sink)
         if sink is None or sink.state != "attached" or sink.next_attempt_at > now:
             continue
@@ -390,7 +390,7 @@ def sensing_behind(store: StateStore, loaded: LoadedPipeline) -> int:
 
 def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:
     """Return why nothing is captured now, None when it is."""
-    if pipeline.want == "paused":
+    if pipeline.desired_state == "paused":
         return ", every sink has what was captured"
     if pipeline.capture_pause is not None and _lacking(store, pipeline):
         return f": {pipeline.capture_pause}"

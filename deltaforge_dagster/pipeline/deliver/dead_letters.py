@@ -10,8 +10,8 @@ order of writes:
    one entry for a sink and an event: a run that repeats the change after a crash finds the entry;
 3. the checkpoint is advanced past the change.
 
-With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_rows`), and
-nothing of that key reaches the sink before it.
+With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`blocked_keys`),
+and nothing of that key reaches the sink before it.
 
 An entry shows the event of its change, and the event's place in the source's log (`View`).
 """
@@ -31,10 +31,10 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import JournalDamaged, Retryable, Undeliverable, UnsupportedEvent
 from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.pipeline.blocked_keys import COLUMNS, BlockedKeys, Keys, keys_of, waiting
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_rows import COLUMNS, HeldKeys, Keys, keys_of, waiting
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.processors.messages.envelope import EventOrigin, native_envelope
 from deltaforge_dagster.sinks.base import SinkBatch
@@ -114,7 +114,7 @@ class DeadLetterWriter:
         self._journal = run.journal
         self._lease = run.lease
         self._warn = run.warn
-        self._held_keys = HeldKeys()
+        self._blocked = BlockedKeys()
         self._ahead: dict[int, set[int]] = {}
         self._queue_state: tuple[int, int, int] | None = None
         self._changed = True
@@ -130,7 +130,7 @@ class DeadLetterWriter:
     def poll(self, checkpoint: CheckpointRow) -> None:
         """Read the queue again if it has changed.
 
-        The queue says which keys are held, and which entries the checkpoint has not passed.
+        The queue says which keys are blocked, and which entries the checkpoint has not passed.
 
         After its checkpoint was moved back, a sink reaches changes again that are already in the
         queue; they stay there. Only this deliverer adds entries. An entry that is removed elsewhere
@@ -144,7 +144,7 @@ class DeadLetterWriter:
         if state == self._queue_state:
             return
         letters = self._store.dead_letters.places(self._pipeline, self._sink_id) if state[0] else []
-        self._held_keys = HeldKeys(letters)
+        self._blocked = BlockedKeys(letters)
         self._ahead = {}
         reached = (checkpoint.segment, checkpoint.ordinal)
         for letter in letters:
@@ -214,17 +214,17 @@ class DeadLetterWriter:
     ) -> list[_Refusal]:
         """Return the changes to set aside now, in order.
 
-        They are the refused ones, and those that wait behind held keys.
+        They are the refused ones, and those that wait behind blocked keys.
         """
         numbers = np.array([refusal.ordinal for refusal in refused], np.int64)
         if self._hold_key and refused:
             for keys, refusal in zip(self._keys(row, numbers), refused, strict=True):
                 if keys.some:
-                    self._held_keys.hold((row.segment, refusal.ordinal), keys)
-        if not self._held_keys or not batch.messages.num_rows:
+                    self._blocked.hold((row.segment, refusal.ordinal), keys)
+        if not self._blocked or not batch.messages.num_rows:
             return list(refused)
         ordinals = np.unique(np.concatenate([_ordinals(batch), numbers]))
-        behind = waiting(self._held_keys, row.segment, self._columns(row, ordinals))
+        behind = waiting(self._blocked, row.segment, self._columns(row, ordinals))
         text = "an earlier change of its key is a dead letter"
         aside = {refusal.ordinal: refusal for refusal in refused}
         for ordinal in ordinals[behind].tolist():
@@ -263,7 +263,7 @@ class DeadLetterWriter:
             )
             for letter in letters[:stored]:
                 if letter.holds:
-                    self._held_keys.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
+                    self._blocked.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
             failpoint("dead-letter-written")
             self._queue_state, self._changed = None, True
             done += stored

@@ -1,7 +1,7 @@
 """Re-drive: dead letters are delivered again, by the deliverer of their sink, between two segments.
 
 An entry is due if a user has requested it, or if it no longer waits behind another dead letter
-(`held_keys.due_entries`). Due entries are encoded from the changes stored with them, with the
+(`blocked_keys.due_entries`). Due entries are encoded from the changes stored with them, with the
 present pipeline file, so that corrected routing takes effect, and are sent in journal order, which
 preserves the order of each key. An entry is removed once the sink has acknowledged it; one that is
 refused again stays, and its attempts are counted.
@@ -28,12 +28,12 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.pipeline.blocked_keys import BlockedKeys, Keys, Place, due_entries
 from deltaforge_dagster.pipeline.deliver.dead_letters import LOOK_SECONDS
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.encode.encoder import AT_HAND, Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_rows import HeldKeys, Keys, Place, due_entries
 from deltaforge_dagster.sinks.base import Origin, Sink
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterRow
 from deltaforge_dagster.state.store import FencedWriter
@@ -95,7 +95,7 @@ class Redriver:
         self._due, self._seen, self._looked_at = False, None, -LOOK_SECONDS
         if not chunk:
             return checkpoint, 0
-        encoded = self._encoder.prepare_rows(_numbered(changes))
+        encoded = self._encoder.encode_rows(_numbered(changes))
         batches = list(encoded.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
         refused = {refusal.ordinal: refusal for batch in batches for refusal in batch.refused}
         batches = [replace(batch, refused=()) for batch in batches if batch.messages.num_rows]
@@ -171,7 +171,7 @@ class Redriver:
         An entry that may be refused again is the last of its key: nothing follows it before it is
         known to have arrived.
         """
-        risky = HeldKeys()
+        risky = BlockedKeys()
         ready: list[DeadLetterRow] = []
         for letter in due[:_CHUNK_ROWS]:
             address, keys = (letter.segment, letter.ordinal), Keys.of_entry(letter)
@@ -198,7 +198,7 @@ class Redriver:
         ):
             wanted = {letter.place: letter for letter in group}
             try:
-                for index, change in enumerate(self._journal.read_held(path, checksum)):
+                for index, change in enumerate(self._journal.read_parked(path, checksum)):
                     if index not in wanted:
                         continue
                     size += len(change)

@@ -1,37 +1,38 @@
-"""Resume a sink after it was opened: where its checkpoint and the position that it keeps say.
+"""Decide where a sink resumes after it was opened: after its checkpoint or its own position.
 
 A sink that delivers exactly once stores its own position with the data. Usually both agree, or the
 sink is slightly ahead because a run died before it wrote the checkpoint. They differ after
 something was restored, reset or created again:
 
-=====================================  ==========================================================
-the sink's position is                 the sink resumes
-=====================================  ==========================================================
-absent                                 after the checkpoint
-of this uid and lineage, sent last     after the checkpoint; changes in between were not for it
-of this uid and lineage, newer         after the position; the checkpoint advances
-of this uid and lineage, older         after the position: the sink has lost data, which is sent
-                                       again from the journal with a warning; *stop* if the
-                                       journal no longer has it
-of this uid, of another lineage        after the checkpoint: it was reset, or later changes were
-                                       delivered at least once, so the position is outdated
-of another uid, checkpoint overrules   after the checkpoint, for the same reasons
-of our lineage, but of another uid     the journal was rebuilt: after the checkpoint if the
-                                       position is from before the journal, else as below
-otherwise                              at the *source position*: the journal was created again, or
-                                       the state store was restored from a backup
-=====================================  ==========================================================
+======================================  =========================================================
+the sink's position is                  the sink resumes
+======================================  =========================================================
+absent                                  after the checkpoint
+of this uid and incarnation, sent last  after the checkpoint; changes in between were not for it
+of this uid and incarnation, newer      after the position; the checkpoint advances
+of this uid and incarnation, older      after the position: the sink has lost data, which is
+                                        sent again from the journal with a warning; *stop* if
+                                        the journal no longer has it
+of this uid, of another incarnation     after the checkpoint: it was reset, or later changes were
+                                        delivered at least once, so the position is outdated
+of another uid, checkpoint overrules    after the checkpoint, for the same reasons
+of our incarnation, but of another uid  the journal was rebuilt: after the checkpoint if the
+                                        position is from before the journal, else as below
+otherwise                               at the *source position*: the journal was created again,
+                                        or the state store was restored from a backup
+======================================  =========================================================
 
 In the last case the event that the position names is looked up in the present journal, waiting
 until capture has reached it, and the sink resumes after it: everything before it in the log has
 arrived. If the event is not where it must be, if the journal starts after it, or if it is of
 another source, the sink stops. A change that may not have been delivered is never skipped.
 
-`lineage` is the checkpoint incarnation: a random id of the series of deliveries that a checkpoint
-belongs to. `decide`, `find_event` and `find_segment` only decide; `Resumption`, of which each
-deliverer has one, reads what they need and applies the decision. Its `begin` reads the sink's own
-position after the sink was opened; `settle` then moves the checkpoint to where the sink really is,
-at once or when capture has reached that place.
+The *uid* is that of the pipeline's journal. The *incarnation* of a checkpoint is the random id of
+the series of deliveries that it belongs to; a reset begins another one. `decide`, `find_event` and
+`find_segment` only decide; `Resumption`, of which each deliverer has one, reads what they need and
+applies the decision. Its `begin` reads the sink's own position after the sink was opened; `settle`
+then moves the checkpoint to where the sink really is, at once or when capture has reached that
+place.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ class JournalEnd:
     """The journal that a position is compared with.
 
     Attributes:
-        uid: Of the pipeline, new whenever the journal starts afresh.
+        uid: Uid of the pipeline, which is new whenever the journal starts from scratch.
         source: Id of the pipeline's source.
         next_segment: Number of the segment to be captured next.
-        start: Where its first segment starts, JSON text; where the next one will start if it is
-            empty.
+        start: Position at which its first segment starts, JSON text; if the journal is empty, where
+            the next segment will start.
     """
 
     uid: str
@@ -154,7 +155,7 @@ def decide(
     segment: Segment | None,
     journal: JournalEnd,
 ) -> JournalPlace | SkipToEvent:
-    """Return where a sink resumes that keeps a position of its own.
+    """Return where a sink that stores its own position resumes.
 
     Args:
         checkpoint: The sink's checkpoint.
@@ -167,7 +168,7 @@ def decide(
     """
     stays = JournalPlace.of(checkpoint)
     ours = position.uid == journal.uid
-    if position.lineage != checkpoint.lineage:
+    if position.incarnation != checkpoint.incarnation:
         return stays if ours or checkpoint.overrules else _by_source(position, journal)
     if not ours:
         return stays if checkpoint.overrules else _after_rebuild(checkpoint, position, journal)
@@ -337,7 +338,7 @@ class Resumption:
         position = _position(sink, checkpoint) if sink.exactly_once else None
         if position is not None and (token := position.redriven):
             self._lease.write(lambda writer: writer.dead_letters.redriven_up_to(token))
-        kept = checkpoint.lineage is not None and not checkpoint.overrules
+        kept = checkpoint.incarnation is not None and not checkpoint.overrules
         self._vanished = sink.exactly_once and position is None and kept
         if position is not None:
             segment = self._segments.segment(position.segment)
@@ -381,13 +382,15 @@ class Resumption:
             if delivered:  # since an earlier run set the notice
                 self._lease.write(lambda writer: writer.checkpoints.set_notice(self._sink_id, None))
                 checkpoint = replace(checkpoint, notice=None)
-        if sink.exactly_once and checkpoint.lineage is None:
-            lineage = uuid.uuid4().hex
-            self._lease.write(lambda writer: writer.checkpoints.set_lineage(self._sink_id, lineage))
+        if sink.exactly_once and checkpoint.incarnation is None:
+            incarnation = uuid.uuid4().hex
+            self._lease.write(
+                lambda writer: writer.checkpoints.set_incarnation(self._sink_id, incarnation)
+            )
             segment, ordinal = NOTHING
             checkpoint = replace(
                 checkpoint,
-                lineage=lineage,
+                incarnation=incarnation,
                 overrules=True,
                 sent_segment=segment,
                 sent_ordinal=ordinal,
@@ -408,11 +411,11 @@ class Resumption:
 
     def origin(self, row: SegmentRow, checkpoint: CheckpointRow) -> Origin:
         """Return the origin of the messages of a segment, for a sink that keeps its position."""
-        assert checkpoint.lineage is not None
+        assert checkpoint.incarnation is not None
         return Origin(
             pipeline=self._pipeline,
             uid=self._uid,
-            lineage=checkpoint.lineage,
+            incarnation=checkpoint.incarnation,
             source=self._source,
             start=row.start_position,
             end=row.end_position,
@@ -430,13 +433,13 @@ class Resumption:
             attempt: Prefix of the tokens of these entries.
         """
         position = sink.position()
-        lineage = (self._uid, checkpoint.lineage)
-        if position is None or (position.uid, position.lineage) != lineage:
+        incarnation = (self._uid, checkpoint.incarnation)
+        if position is None or (position.uid, position.incarnation) != incarnation:
             position = self._position_at(checkpoint)
         return Origin(
             pipeline=self._pipeline,
             uid=self._uid,
-            lineage=position.lineage,
+            incarnation=position.incarnation,
             source=self._source,
             start=position.start,
             end=position.end,
@@ -446,13 +449,13 @@ class Resumption:
 
     def _position_at(self, checkpoint: CheckpointRow) -> SinkPosition:
         """Return the position of a sink that has everything up to its checkpoint."""
-        assert checkpoint.lineage is not None
+        assert checkpoint.incarnation is not None
         row = self._segments.segment(checkpoint.segment)
         reached = checkpoint.source_position or _reached(self._pipeline_row())
         inside = row is not None and not checkpoint.complete
         return SinkPosition(
             uid=self._uid,
-            lineage=checkpoint.lineage,
+            incarnation=checkpoint.incarnation,
             segment=checkpoint.segment,
             segment_id="" if row is None else row.segment_id,
             ordinal=checkpoint.ordinal,
@@ -548,7 +551,7 @@ class Resumption:
 
 
 def _reached(row: PipelineRow) -> str:
-    """Return the captured position, or else the start position.
+    """Return the captured position; before anything was captured, the start position.
 
     The start position is fixed before anything is delivered.
     """

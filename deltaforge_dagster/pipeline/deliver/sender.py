@@ -318,7 +318,7 @@ class SinkProgress:
             ordinal=ordinal,
             complete=complete,
             source_position=position or self.checkpoint.source_position,
-            lineage=self.checkpoint.lineage if exactly_once else None,
+            incarnation=self.checkpoint.incarnation if exactly_once else None,
             overrules=not exactly_once or sent == NOTHING,
             sent_segment=None if sent is None else sent[0],
             sent_ordinal=None if sent is None else sent[1],

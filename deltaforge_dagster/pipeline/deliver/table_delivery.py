@@ -15,8 +15,10 @@ from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import DeliveryContext, DeliveryThread
 from deltaforge_dagster.pipeline.lake.writer import LakeWriter
 from deltaforge_dagster.pipeline.run_context import RunContext, SessionProvider
-from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, Stager, TableDelivery
+from deltaforge_dagster.pipeline.tables.committer import Stager
+from deltaforge_dagster.pipeline.tables.delivery import TableDelivery
 from deltaforge_dagster.pipeline.tables.object_stage import ObjectStager
+from deltaforge_dagster.pipeline.tables.planner import CommitLimits
 from deltaforge_dagster.pipeline.tables.stage import TableStager
 from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.registry import (

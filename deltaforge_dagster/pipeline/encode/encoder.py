@@ -167,7 +167,7 @@ class Encoder:
     def encode(
         self, segments: Sequence[SegmentRow], ordinals: range | None = None
     ) -> EncodedSegments:
-        """Return the messages of consecutive segments; runs one Spark job, unless the rows are few.
+        """Return the messages of consecutive segments, encoded in one Spark job or, if few, here.
 
         Args:
             segments: The segments.
@@ -203,7 +203,7 @@ class Encoder:
             raise
         return encoded
 
-    def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
+    def encode_rows(self, rows: pa.Table) -> EncodedSegments:
         """Return the messages of rows in memory, numbered from 0 in `AT_HAND`.
 
         This runs no Spark job.

@@ -1,19 +1,14 @@
 """Whether a pipeline works: the one answer that `status`, the API, metrics, checks and ticks give.
 
-`health` derives it from the pipeline's file and the state store alone. Runs and ticks record in the
-store what only a server can tell: why capture fails (`Failure`), what the source lacks
-(`NotedFinding`), when the source was last checked. So `health` is cheap, works while servers are
-down, and gives the same answer everywhere.
-
-A run reads the log, a tick does not. A failure of a run that does not pass by itself is over when a
-run reads the log again; any other failure is over when a tick or a run can use the source.
+`health` derives it from the pipeline's file and the state store alone: runs and ticks record in the
+store what only a server can tell (`recorded`). So `health` is cheap, works while servers are down,
+and gives the same answer everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -21,38 +16,33 @@ from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import (
     Commands,
-    DeltaforgeError,
-    JournalDamaged,
-    PositionLost,
-    Retryable,
-    StoreUnavailable,
     and_run,
     commands_of,
 )
 from deltaforge_dagster.pipeline.committed import awaited_sinks, go_on_command
-from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.control.specs import last_spec
+from deltaforge_dagster.pipeline.health.recorded import (
+    failure_of,
+    findings_of,
+    noted_broken,
+    remedy_of,
+)
 from deltaforge_dagster.pipeline.health.undelivered import saturation, sinks_that_lack
 from deltaforge_dagster.pipeline.plural import duration, pluralize, size
-from deltaforge_dagster.sources.findings import CAUTION, Finding
+from deltaforge_dagster.sources.findings import CAUTION
 from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     EarlyConfirmation,
-    Failure,
     LeaseRow,
-    NotedFinding,
     PipelineRow,
     SourceLog,
 )
-from deltaforge_dagster.state.since import CAPTURE_PAUSED, FILE_BROKEN, RETENTION, notice_of
+from deltaforge_dagster.state.since import CAPTURE_PAUSED, RETENTION, notice_of
 from deltaforge_dagster.state.store import StateStore
 
 Status = Literal["running", "paused", "stopped", "failed"]
 Severity = Literal["warning", "error"]
-
-NOTED_EVERY = 15.0
-"""Seconds after which the time of an unchanged check is recorded again."""
 
 _RELOAD = "press Reload in its UI (Deployment, Code locations)"
 _REPORTED = "what the process that works on it reports is shown"
@@ -214,9 +204,9 @@ def _health_without_file(store: StateStore, row: PipelineRow, missing: BrokenPip
 def _is_at_work(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> bool:
     """Whether a process that can load the pipeline's file ticks for it, or runs it."""
     now, lease = store.now(), store.leases.get(row.name)
-    if lease is not None and lease.held_at(now):
+    if lease is not None and lease.active_at(now):
         return True
-    if row.ticked_at is None or _noted_broken(store, row.name, row) is not None:
+    if row.ticked_at is None or noted_broken(store, row.name, row) is not None:
         return False
     scheduled = spec is not None and spec.spec.engine.dagster.schedule is not None
     return now - row.ticked_at <= (_SCHEDULED_SECONDS if scheduled else _patience(spec))
@@ -231,149 +221,6 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def remedy_of(name: str, kind: str) -> Commands:
-    """Return the `deltaforge` commands that fix a source failure of this kind; empty if none do."""
-    if kind != PositionLost.kind:
-        return ()
-    return (f"deltaforge recover {name}",)
-
-
-def with_remedy(name: str, error: DeltaforgeError) -> str:
-    """Return the text of a capture error, with the commands that fix it."""
-    remedy = remedy_of(name, error.kind) if _subject(error) == "source" else ()
-    return and_run(error.text, (*error.remedy, *remedy))
-
-
-def failure_of(row: PipelineRow) -> Failure | None:
-    """Return why capture of a pipeline fails; None if it works."""
-    return None if row.failure is None else Failure(**json.loads(row.failure))
-
-
-def findings_of(row: PipelineRow) -> list[NotedFinding]:
-    """Return what the last check of a pipeline's source found wrong."""
-    return (
-        []
-        if row.findings is None
-        else [NotedFinding(**fields) for fields in json.loads(row.findings)]
-    )
-
-
-def capture_failed(
-    store: StateStore,
-    name: str,
-    by: Literal["tick", "run"],
-    error: DeltaforgeError,
-    next_attempt_at: float | None,
-) -> None:
-    """Record why capture fails.
-
-    A tick does not replace a failure that a run has recorded if somebody must fix it, or if the
-    run's failure is one of the journal and the tick's one of the source. `since` stays that of the
-    first of consecutive failures of the same subject (source or journal), even if their messages
-    differ.
-
-    Args:
-        store: Where it is recorded.
-        name: The pipeline.
-        by: Whether the error occurred in a tick or in a run.
-        error: The error.
-        next_attempt_at: When capture is automatically tried again, by the store's clock; ignored if
-            somebody must fix the error.
-    """
-    row = store.pipelines.get(name)
-    if row is None:
-        return
-    recorded = failure_of(row)
-    subject = _subject(error)
-    if by == "tick" and recorded is not None and recorded.by == "run":
-        same = recorded.subject == subject and recorded.next_attempt_at is not None
-        if not (same or _is_ended_by_tick(recorded)):
-            return
-    since = recorded.since if recorded is not None and recorded.subject == subject else store.now()
-    attempt = next_attempt_at if isinstance(error, Retryable) else None
-    text = with_restart_hint(store, name, error)
-    store.pipelines.set_failure(
-        name, Failure(by, error.kind, text, since, attempt, subject, error.remedy)
-    )
-
-
-def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
-    """Record that a run reads the log, or that a tick could use the source."""
-    row = store.pipelines.get(name)
-    failure = None if row is None else failure_of(row)
-    if failure is not None and (by == "run" or failure.by == "tick" or _is_ended_by_tick(failure)):
-        store.pipelines.set_failure(name, None)
-
-
-def source_answers(store: StateStore, name: str) -> None:
-    """Record that the source answers queries, so that an outage is over."""
-    row = store.pipelines.get(name)
-    failure = None if row is None else failure_of(row)
-    if failure is not None and _is_ended_by_tick(failure):
-        store.pipelines.set_failure(name, None)
-
-
-def note_findings(store: StateStore, name: str, findings: Sequence[Finding]) -> None:
-    """Record that the source answered, and what it lacks.
-
-    A finding that persists keeps its `since`.
-    """
-    row = store.pipelines.get(name)
-    if row is None:
-        return
-    now = store.now()
-    before = findings_of(row)
-    since = {(finding.subject, finding.text): finding.since for finding in before}
-    noted = [
-        NotedFinding(
-            finding.subject,
-            "error" if finding.level == "error" else "warning",
-            finding.text,
-            finding.commands,
-            since.get((finding.subject, finding.text), now),
-        )
-        for finding in findings
-        if finding.bad
-    ]
-    if noted != before or row.findings is None or now - (row.source_seen_at or 0) >= NOTED_EVERY:
-        store.pipelines.note_source_seen(name, noted)
-
-
-def note_tick(store: StateStore, name: str, *, outdated: bool = False) -> None:
-    """Record a tick of a sensor or schedule.
-
-    Args:
-        store: Where it is recorded.
-        name: The pipeline.
-        outdated: Whether the tick's definitions are older than the pipeline's file.
-    """
-    row, now = store.pipelines.get(name), store.now()
-    if row is None:
-        return
-    since = (row.outdated_since or now) if outdated else None
-    if now - (row.ticked_at or 0) >= NOTED_EVERY or since != row.outdated_since:
-        store.pipelines.note_tick(name, since)
-
-
-def note_broken(store: StateStore, name: str) -> None:
-    """Record that a file cannot be loaded.
-
-    Does nothing if that is recorded since the last tick that could use the file.
-    """
-    if _noted_broken(store, name, store.pipelines.get(name)) is None:
-        store.pipelines.note_since(name, FILE_BROKEN)
-
-
-def _noted_broken(store: StateStore, name: str, row: PipelineRow | None) -> float | None:
-    """Return when a tick first found that a file cannot be loaded.
-
-    Returns None if a tick has used the file since.
-    """
-    noted = store.pipelines.since(name, FILE_BROKEN)
-    used = None if row is None else row.ticked_at
-    return None if noted is None or (used is not None and used > noted) else noted
-
-
 def _broken_since(
     store: StateStore, broken: BrokenPipeline, row: PipelineRow | None
 ) -> float | None:
@@ -381,7 +228,7 @@ def _broken_since(
 
     This is the time that a tick recorded, or else when the file was last changed or used.
     """
-    noted = _noted_broken(store, broken.name, row)
+    noted = noted_broken(store, broken.name, row)
     if noted is not None:
         return noted
     times = (_changed_at(broken), None if row is None else row.ticked_at)
@@ -393,15 +240,6 @@ def _changed_at(pipeline: LoadedPipeline | BrokenPipeline) -> float | None:
     with contextlib.suppress(OSError):
         return None if pipeline.path is None else pipeline.path.stat().st_mtime
     return None
-
-
-def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
-    return "journal" if isinstance(error, StoreUnavailable | JournalDamaged) else "source"
-
-
-def _is_ended_by_tick(failure: Failure) -> bool:
-    """Whether a tick that can use the source shows that a failure is over."""
-    return failure.next_attempt_at is not None and failure.subject == "source"
 
 
 def sinks_by_error(errors: Mapping[str, str]) -> dict[str, list[str]]:
@@ -458,8 +296,8 @@ def _earliest(left: float | None, right: float | None) -> float | None:
 
 def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
     now, lease = store.now(), store.leases.get(row.name)
-    capture = list(_capture(store, row, spec, lease, now)) if row.want == "running" else []
-    other_problems = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    capture = list(_capture(store, row, spec, lease, now)) if row.desired_state == "running" else []
+    other_problems = [] if row.desired_state == "stopped" else list(_delivery(store, row, spec))
     for problem in _dagster(store, row, now):
         (capture if problem.severity == "error" else other_problems).append(problem)
     failed = any(problem.severity == "error" for problem in capture)
@@ -474,7 +312,11 @@ def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> H
         _merged([*capture, *other_problems]), key=lambda problem: problem.severity != "error"
     )
     return Health(
-        "failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now), log, early
+        "failed" if failed else row.desired_state,
+        tuple(problems),
+        _seen_at(row, lease, now),
+        log,
+        early,
     )
 
 
@@ -590,14 +432,14 @@ def _journal(
 def _dagster(store: StateStore, row: PipelineRow, now: float) -> Iterator[HealthProblem]:
     """Yield problems of Dagster: runs it could not start, and a retention that does not run."""
     for launch in store.pipelines.launches(row.name):
-        if row.want == "running" or launch.level == "warning":
+        if row.desired_state == "running" or launch.level == "warning":
             yield HealthProblem(launch.subject, launch.level, launch.text, since=launch.since)
     awaited = store.pipelines.since(row.name, RETENTION)
     if awaited is not None and now - awaited > _RETENTION_SECONDS:
         yield HealthProblem(
             "retention",
             "warning",
-            "the hourly job deltaforge_retention has not run for three hours, so what every sink "
+            "the hourly job that deletes old data has not run for three hours, so what every sink "
             "has is not deleted: is its schedule switched on, and do its runs succeed?",
             since=awaited,
         )
@@ -626,7 +468,7 @@ def _patience(spec: PipelineSpec | None) -> float:
 
 
 def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | None:
-    if lease is not None and lease.held_at(now):
+    if lease is not None and lease.active_at(now):
         return now
     return max(
         (time for time in (row.ticked_at, row.source_seen_at) if time is not None), default=None
@@ -670,7 +512,7 @@ def _lacking(store: StateStore, pipeline: str) -> Iterator[HealthProblem]:
     The column was added or got another type, and the log does not contain the values of existing
     rows.
     """
-    lacking = [stored for stored in store.lake_commits.tables(pipeline) if stored.write.lacking]
+    lacking = [stored for stored in store.table_commits.tables(pipeline) if stored.write.lacking]
     histories = (
         {history.name: history for history in store.schemas.histories(pipeline)} if lacking else {}
     )

@@ -19,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from deltaforge_dagster.config.engine import JournalLimits
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock
+from deltaforge_dagster.config.sinks import AvroEncoding, MessageSinkConfig, SinkBlock, SinkConfig
+from deltaforge_dagster.config.sources import SourceBlock
+from deltaforge_dagster.config.templates import filled
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.snapshots.request import is_snapshot_expected
 from deltaforge_dagster.sinks.registry import LakeSinkType, SinkContext, sink_types
@@ -27,8 +29,8 @@ from deltaforge_dagster.sinks.tables.writer import PREFIX
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import parse_position, source_types
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 
 _OBJECT_STORAGE = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "r2"}
@@ -83,6 +85,18 @@ def preflight_sinks(
             for sink in declared
         ]
         return [finding for future in futures for finding in future.result()]
+
+
+def sink_destinations(sink: SinkConfig, source: SourceBlock) -> list[str]:
+    """Return the destinations of a sink, with unknown variables left as they are.
+
+    `${source.table}` and its schema or database are known if no pattern in `tables` has a wildcard.
+    """
+    kind = source_types()[source.type]
+    names = [kind.table_variables(pattern) for pattern in source.config.tables]
+    if not names or any("*" in part or "%" in part for name in names for part in name.values()):
+        names = [{}]
+    return list(dict.fromkeys(filled(sink.destination, sink.variables(name)) for name in names))
 
 
 def durability_gaps(options: JournalLimits, journal_url: str, store_url: str) -> list[str]:
@@ -157,7 +171,7 @@ def _scheme(url: str) -> str:
 
 def _findings(store: StateStore, loaded: LoadedPipeline) -> Iterator[Finding]:
     kinds = {block.config.id: sink_types()[block.type] for block in loaded.spec.spec.sinks}
-    for stored in store.lake_commits.tables(loaded.name):
+    for stored in store.table_commits.tables(loaded.name):
         kind, write = kinds.get(stored.sink), stored.write
         if not isinstance(kind, LakeSinkType) or not kind.had_int96 or write.int64_timestamps:
             continue

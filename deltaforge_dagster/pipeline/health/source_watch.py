@@ -17,7 +17,7 @@ from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.unread_log import ReadAhead, note_unread_log
-from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
+from deltaforge_dagster.pipeline.health.recorded import capture_failed, capture_works, note_findings
 from deltaforge_dagster.sources.base import IdentifyingSource, Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.registry import parse_position
@@ -54,7 +54,7 @@ def inspect_source(
     row = store.pipelines.get(loaded.name)
     if row is None or row.start_position is None:
         return None
-    if row.want != "running":
+    if row.desired_state != "running":
         with suppress(DeltaforgeError), closing(build_source()) as source:
             note_unread_log(store, loaded.name, source)
         return None

@@ -19,7 +19,7 @@ from typing import Literal
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import Commands
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
 from deltaforge_dagster.state.records import CheckpointRow, DeadLetterDepth
 from deltaforge_dagster.state.snapshot_records import RECOVERY, UNFINISHED, SnapshotRow
@@ -64,7 +64,7 @@ def sinks_that_lack(
     """
     name = spec.metadata.name
     snapshots = store.snapshots.read(name)
-    begun = {(resync.sink, resync.table_name) for resync in store.lake_commits.resyncs(name)}
+    begun = {(resync.sink, resync.table_name) for resync in store.table_commits.resyncs(name)}
     keeping = {
         block.config.id for block in spec.spec.sinks if isinstance(block.config, TableSinkConfig)
     }
@@ -75,7 +75,9 @@ def sinks_that_lack(
         sinks = [sink for sink, row in checkpoints.items() if row.attached]
         if gap.whole:
             sinks = [sink for sink in sinks if sink in keeping]
-        sinks = [sink for sink in sinks if not _loaded(gap, sink, snapshots, ("spliced",), keeping)]
+        sinks = [
+            sink for sink in sinks if not _loaded(gap, sink, snapshots, ("complete",), keeping)
+        ]
         if not sinks:
             continue
         lacking.append((gap, sinks))
@@ -113,7 +115,7 @@ class DeadLetterWatch:
     """
 
     def __init__(
-        self, spec: PipelineSpec, store: StateStore, lease: HeldLease, warn: Callable[[str], None]
+        self, spec: PipelineSpec, store: StateStore, lease: ActiveLease, warn: Callable[[str], None]
     ) -> None:
         self._pipeline = spec.metadata.name
         self._options = spec.spec.journal

@@ -50,8 +50,8 @@ from deltaforge_dagster.sinks.lake.dialect import (
 from deltaforge_dagster.sinks.lake.pending import pending_name
 from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from deltaforge_dagster.sinks.tables.writer import TableOwner
-from deltaforge_dagster.state.lake_commits import Destination, StoredWrite, TableFigures
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import Destination, StoredWrite, TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.errors import PySparkException
@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # PySpark is imported when a session is asked for
 
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
-_ATTEMPTS = 3
+_ATTEMPTS = 3  # after conflicts with commits; what is left is for the next maintenance
 _ABORTS = {SparkFailure.LOST, SparkFailure.MISSING, SparkFailure.PLACE, SparkFailure.UNAVAILABLE}
 """Failures that would occur with other tables as well."""
 
@@ -157,9 +157,9 @@ def maintain_tables(
         NotAllowed: The sink has no such table.
         SparkUnavailable, SinkUnavailable, SettingsError: No table can be maintained now.
     """
-    commits = store.lake_commits.read(pipeline, sink.config.id)
+    commits = store.table_commits.read(pipeline, sink.config.id)
     tables = [
-        stored for stored in store.lake_commits.tables(pipeline) if stored.sink == sink.config.id
+        stored for stored in store.table_commits.tables(pipeline) if stored.sink == sink.config.id
     ]
     destinations = {stored.write.destination for stored in tables}
     for name in only:

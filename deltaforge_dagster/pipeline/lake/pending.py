@@ -19,6 +19,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     Ownership,
     TableCommit,
     columns_of,
+    has_rows,
     table_exists,
     table_properties,
 )
@@ -141,7 +142,7 @@ def open_pending(
         commit.execute(f"DELETE FROM {name}", _set(name, own_properties))
         properties = own_properties
     target = LakeTarget(name, columns_of(commit.session, name), main.base)
-    empty = not commit.rows(f"SELECT 1 FROM {name} LIMIT 1")
+    empty = not has_rows(commit, name)
     key = tuple(orjson.loads(properties[KEY]))
     return PendingTarget(target, replace(commit, series=_series(main.token)), key, empty)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import orjson
 
 from deltaforge_dagster.sinks.lake.dialect import COMMITTED, LakeDialect
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from pyspark.sql import Row

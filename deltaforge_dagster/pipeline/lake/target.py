@@ -481,7 +481,7 @@ def _checked_owner(
                 f"{ownership.pipeline}; change the sink's `table`, or, if that sink will never "
                 f"write to it again, execute {claim}"
             )
-    elif commit.rows(f"SELECT 1 FROM {name} LIMIT 1"):
+    elif has_rows(commit, name):
         raise TableRejected(
             f"{commit.label} exists, with rows that are not from DeltaForge; change the sink's "
             f"`table`, or empty the table, or, if the rows are this sink's after all, execute "
@@ -506,6 +506,11 @@ def table_exists(commit: TableCommit, name: str) -> bool:
             return False
         raise
     return True
+
+
+def has_rows(commit: TableCommit, name: str) -> bool:
+    """Return whether a table, given by its name in SQL, has any row."""
+    return bool(commit.rows(f"SELECT 1 FROM {name} LIMIT 1"))
 
 
 def identities_text(identities: Mapping[str, str]) -> str:

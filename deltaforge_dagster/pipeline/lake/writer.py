@@ -41,6 +41,7 @@ from deltaforge_dagster.pipeline.lake.target import (
     check_layout,
     columns_of,
     configure,
+    has_rows,
     open_target,
     replace_table,
     replaceable,
@@ -66,7 +67,7 @@ from deltaforge_dagster.sinks.lake.statements import (
 )
 from deltaforge_dagster.sinks.tables.staged import META, OLD_KEY, VALIDITY, StagedStep, StagedTable
 from deltaforge_dagster.sinks.tables.writer import FoldTime, TableOwner, WrittenTable, check_names
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
     from deltaforge_dagster.pipeline.spark_client import SparkSession
@@ -398,7 +399,8 @@ class LakeWriter:
         deleted = replace(appended, series=f"{appended.series}/fold")
         delete = f"DELETE FROM {self._written_name(pending.table)} WHERE df_position <= {last}"
         self._execute(deleted, pending.table, through, [delete], number)
-        pending.empty = True
+        # Delta skips the statements if a later fold has been there, and later rows may be pending.
+        pending.empty = not has_rows(commit, pending.table.name)
         failpoint("lake-fold-deleted")
         return version
 

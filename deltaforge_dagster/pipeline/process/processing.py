@@ -28,7 +28,7 @@ from deltaforge_dagster.pipeline.meters import processed, processing_failed
 from deltaforge_dagster.pipeline.process.chain_jobs import check_expressions, run_job
 from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.pipeline.process.stages import ProcessingJob, processed_by
-from deltaforge_dagster.pipeline.run_context import HeldLease, SessionProvider, first_together
+from deltaforge_dagster.pipeline.run_context import ActiveLease, SessionProvider, first_together
 from deltaforge_dagster.state.records import CheckpointRow, Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -58,7 +58,7 @@ class Processing:
         store: StateStore,
         journal: Journal,
         sessions: SessionProvider,
-        lease: HeldLease,
+        lease: ActiveLease,
         *,
         processed: Callable[[], None],
     ) -> None:

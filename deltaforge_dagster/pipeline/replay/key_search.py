@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.held_rows import COLUMNS, full_names
+from deltaforge_dagster.pipeline.blocked_keys import COLUMNS, full_names
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 from deltaforge_dagster.sources.registry import identify_position
 from deltaforge_dagster.state.dead_letters import Fate

@@ -83,7 +83,7 @@ class StoredVersions:
         """Return the table definitions that were in force at `position`."""
         return self._store.definitions.at(self._pipeline, position)
 
-    def held(self) -> Mapping[str, str]:
+    def holds(self) -> Mapping[str, str]:
         """Return no table: events that were held then may be decodable now."""
         return {}
 

@@ -14,7 +14,7 @@ from deltaforge_dagster.errors import NotAllowed, Retryable
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, Observer, RunContext
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun, Observer, RunContext
 from deltaforge_dagster.state.store import StateStore
 
 PATIENCE_SECONDS = 30.0
@@ -47,7 +47,7 @@ def catch_up(
             f"{go_on_command(pipeline, sink_id, state)}"
         )
     limits = loaded.spec.spec.engine.run
-    lease = HeldLease.acquire(
+    lease = ActiveLease.acquire(
         store,
         pipeline,
         run_id,
@@ -56,7 +56,7 @@ def catch_up(
         on_renewal=lambda: None,
     )
     if lease is None:
-        raise NotAllowed(_held_sentence(store, pipeline, sink_id))
+        raise NotAllowed(_active_sentence(store, pipeline, sink_id))
     try:
         run = LeasedRun(store, context.journal, lease, observer.warn)
         deliverers = DelivererSet(loaded.spec, context, run, only=sink_id, until=until)
@@ -72,7 +72,7 @@ def catch_up(
         lease.release()
 
 
-def _wait(deliverers: DelivererSet, lease: HeldLease) -> None:
+def _wait(deliverers: DelivererSet, lease: ActiveLease) -> None:
     began = time.monotonic()
     while not deliverers.done:
         lease.guard()
@@ -83,7 +83,7 @@ def _wait(deliverers: DelivererSet, lease: HeldLease) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _held_sentence(store: StateStore, pipeline: str, sink_id: str) -> str:
+def _active_sentence(store: StateStore, pipeline: str, sink_id: str) -> str:
     row = store.leases.get(pipeline)
     holder = "a run" if row is None or row.run_id is None else f"run {row.run_id[:8]}"
     return (

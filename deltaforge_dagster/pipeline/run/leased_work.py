@@ -23,16 +23,16 @@ from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed, St
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
+from deltaforge_dagster.pipeline.capture.committer import Ranges
 from deltaforge_dagster.pipeline.control.journal_space import BackPressure
 from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
-from deltaforge_dagster.pipeline.health.health import (
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.recorded import (
     capture_failed,
     capture_works,
     failure_of,
-    health,
     note_findings,
     source_answers,
     with_remedy,
@@ -148,7 +148,7 @@ class LeasedWork:
         ended = "lease lost"
         try:
             self._deliverers.poll()
-            if pipeline.want == "running":
+            if pipeline.desired_state == "running":
                 self._pressure.check(0)
                 self._capture = self._start_capture(pipeline, ranges)
                 self._warm_start = WarmStart(
@@ -189,7 +189,7 @@ class LeasedWork:
         Raises:
             DeltaforgeError: The source cannot be used; this is recorded as if a tick had found it.
         """
-        if pipeline.want != "running":
+        if pipeline.desired_state != "running":
             return pipeline, None
         if pipeline.start_position is not None and not self._options.until_caught_up:
             return pipeline, None
@@ -367,19 +367,19 @@ class CaptureWatch:
         """
         if capture is None or self._recorded == "failed":
             return
-        error = capture.error
-        if error is None:
+        failure = capture.failure
+        if failure is None:
             self._troubled_since = None
             if self._recorded == "trouble" or (
                 self._recorded == "nothing" and self._works(capture)
             ):
                 capture_works(self._store, self._name, "run")
                 self._recorded = "well"
-        elif capture.failed:
-            capture_failed(self._store, self._name, "run", error, None)
+        elif failure.next_attempt_at is None:
+            capture_failed(self._store, self._name, "run", failure.error, None)
             self._recorded = "failed"
         else:
-            self._trouble(capture, over=over)
+            self._trouble(failure.error, failure.next_attempt_at, over=over)
 
     def _works(self, capture: Capture) -> bool:
         """Return whether an earlier failure is over; for one of the journal, only after a write."""
@@ -389,20 +389,21 @@ class CaptureWatch:
         failure = None if row is None else failure_of(row)
         return failure is None or failure.subject == "source" or failure.next_attempt_at is None
 
-    def _trouble(self, capture: Capture, *, over: bool) -> None:
-        """Record a retryable error once it lasts `_BRIEF_SECONDS`, and at each further attempt."""
-        assert capture.error is not None
+    def _trouble(self, error: DeltaforgeError, attempt: float, *, over: bool) -> None:
+        """Record a retryable error once it lasts `_BRIEF_SECONDS`, and at each further attempt.
+
+        `attempt` is the monotonic time of the next one.
+        """
         now = time.monotonic()
         if self._troubled_since is None:
             self._troubled_since = now
         if now - self._troubled_since < _BRIEF_SECONDS and not over:
             return
-        attempt = capture.next_attempt_at
         if self._recorded == "trouble" and attempt == self._attempt:
             return
         left = max(0.0, attempt - now)
         at = self._store.now() + left
-        capture_failed(self._store, self._name, "run", capture.error, at)
+        capture_failed(self._store, self._name, "run", error, at)
         self._recorded, self._attempt = "trouble", attempt
 
 

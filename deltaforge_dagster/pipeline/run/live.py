@@ -28,7 +28,7 @@ from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun, RunContext, RunOptions
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class RunOutcome:
     problems: tuple[HealthProblem, ...] = ()
 
     @property
-    def held(self) -> bool:
+    def had_lease(self) -> bool:
         """Whether this run ever held the lease."""
         return self.reason != "held elsewhere"
 
@@ -109,7 +109,7 @@ class LiveRun:
         self._options = options
         self._observer = options.observer
         self._asked_to_end: str | None = None
-        self._want: DesiredState = "running"
+        self._desired_state: DesiredState = "running"
         self._missing = False
         self._work: LeasedWork | None = None
 
@@ -138,9 +138,9 @@ class LiveRun:
 
     def _execute(self) -> RunOutcome:
         pipeline = register(self._store, self._loaded)
-        self._want = pipeline.want
+        self._desired_state = pipeline.desired_state
         run = self._loaded.spec.spec.engine.run
-        lease = HeldLease.acquire(
+        lease = ActiveLease.acquire(
             self._store,
             self._loaded.name,
             self._options.run_id,
@@ -164,7 +164,7 @@ class LiveRun:
         logger.info("run ended", extra={"fields": fields})
         return outcome
 
-    def _begin_work(self, lease: HeldLease) -> LeasedWork:
+    def _begin_work(self, lease: ActiveLease) -> LeasedWork:
         with interrupted_afterwards():
             # Takes seconds, so not before the lease.
             from deltaforge_dagster.pipeline.run import leased_work  # noqa: PLC0415 - slow
@@ -182,8 +182,8 @@ class LiveRun:
         """
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipelines.get(self._loaded.name)
-            if row is not None and row.want != self._want:
-                self.request_end(row.want)
+            if row is not None and row.desired_state != self._desired_state:
+                self.request_end(row.desired_state)
             # Holds that were released before this run began to read are in the journal, or held
             # again.
             reading = self._work is not None and self._work.reading

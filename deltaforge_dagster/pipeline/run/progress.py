@@ -1,4 +1,4 @@
-"""What a run makes of its progress: when it ends by itself, and what it logs once a minute.
+"""Watch the progress of a run: decide when it ends by itself, and log a line every minute.
 
 A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
 `run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must
@@ -117,17 +117,17 @@ class RunEnd:
 
     def _capture_failed(self) -> bool:
         """Whether capture ended, or has failed for `run.idle_seconds`."""
-        capture = self._capture
-        if capture is None or capture.failed:
-            return capture is not None
-        if capture.failing_since is None or self._pressure.paused is not None:
+        failure = None if self._capture is None else self._capture.failure
+        if failure is None or failure.next_attempt_at is None:
+            return failure is not None
+        if self._pressure.paused is not None:
             return False
-        return time.monotonic() - capture.failing_since >= self._limits.idle_seconds
+        return time.monotonic() - failure.since >= self._limits.idle_seconds
 
     def _chunks_waiting(self) -> bool:
         """Whether chunks of a snapshot wait to be merged."""
         capture = self._capture
-        if capture is None or capture.error is not None or self._pressure.paused is not None:
+        if capture is None or capture.failure is not None or self._pressure.paused is not None:
             return False
         return capture.chunks_waiting
 
@@ -139,7 +139,7 @@ class RunEnd:
         """
         if self._pressure.paused is not None:
             return True
-        if self._capture is not None and self._capture.error is not None:
+        if self._capture is not None and self._capture.failure is not None:
             return False  # it is retried, for as long as `_capture_failed` allows
         if self._quiet_head is None or self._quiet_since != moved_at:
             self._quiet_since = moved_at
@@ -152,7 +152,7 @@ class RunEnd:
     def _may_pause_reading(self) -> bool:
         """Whether the run can end without having to read a long transaction again."""
         capture = self._capture
-        if capture is None or capture.error is not None:
+        if capture is None or capture.failure is not None:
             return True
         return not capture.in_transaction and capture.has_read
 
@@ -177,7 +177,7 @@ class RunEnd:
     def _reached(self, goal: Position) -> bool:
         if self._capture is None:
             return True
-        if self._capture.error is not None:
+        if self._capture.failure is not None:
             return False  # it is retried, and may find more changes
         passed = self._capture.passed
         return goal <= self._capture.position or (passed is not None and goal <= passed)

@@ -1,13 +1,13 @@
-"""Schema versions of a run: stored under its lease, their rows held until they are approved.
+"""Schema versions of a run: stored under its lease, their rows parked until they are approved.
 
-With `engine.schemas.on_schema_change: pause_table`, a table is held from the first row of a version
-that waits for approval: this row and all later ones of the table become held events (`Waiting`,
-already decoded) until a run starts after the approval. Other tables pass. All rows on their way to
-the journal pass through here: those of the log stream, and those of held events that can now be
-decoded.
+With `engine.schemas.on_schema_change: pause_table`, a table is on hold from the first row of a
+version that waits for approval: this row and all later ones of the table become parked events
+(`Waiting`, already decoded) until a run starts after the approval. Other tables pass. All rows on
+their way to the journal pass through here: those of the log stream, and those of parked events that
+can now be decoded.
 
-`tx_end` marks the last row of a transaction. When that row is held, the mark has to move, so the
-rows that pass and the held rows of each table are separate streams, each with its own marks. To
+`tx_end` marks the last row of a transaction. When that row is parked, the mark has to move, so the
+rows that pass and the parked rows of each table are separate streams, each with its own marks. To
 know which row is the last, each stream keeps one row of an open transaction until more of it
 arrives.
 """
@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.blocked_keys import full_names
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.pipeline.schemas.views import changes_of
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent, SourceNotes
 from deltaforge_dagster.state.schemas import TableHistory
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
@@ -39,7 +39,7 @@ _TX_END = CAPTURED.get_field_index("tx_end")
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting(HeldEvent):
+class Waiting(ParkedEvent):
     """Rows of a table that wait for approval; `data` is `packed` rows."""
 
     changes: int = 1
@@ -71,7 +71,7 @@ class SchemaApproval:
         pauses: Whether versions may be added.
 
     Attributes:
-        kept: Full names of the held tables, each with the reason.
+        kept: Full names of the tables on hold, each with the reason.
     """
 
     pending: Mapping[int, str] = field(default_factory=dict)
@@ -80,12 +80,12 @@ class SchemaApproval:
     _streams: dict[str | None, _RowStream] = field(default_factory=dict)
 
     def begin(self, kept: Mapping[str, str]) -> None:
-        """Prepare for a new reader of the log; `kept` are the tables that are held already."""
+        """Prepare for a new reader of the log; `kept` are the tables that are on hold already."""
         self.kept = dict(kept)
         self._streams = {}
 
     def accept(self, batch: ChangeBatch) -> Iterator[ChangeBatch]:
-        """Yield a batch whose held rows were replaced by held events."""
+        """Yield a batch whose parked rows were replaced by parked events."""
         waits = any(stream.last is not None for stream in self._streams.values())
         if not (self.pauses or self.kept) or (batch.rows is None and not waits):
             yield batch
@@ -98,7 +98,7 @@ class SchemaApproval:
         ends = _mask(rows.column("tx_end"))
         nothing = np.zeros(rows.num_rows, np.bool_)
         passing = ~np.logical_or.reduce([nothing, *chosen.values()])
-        events: list[HeldEvent] = []
+        events: list[ParkedEvent] = []
         for table, reason in self.kept.items():
             kept = self._next_rows(table, rows, chosen.get(table, nothing), ends, batch)
             events += [Waiting(table, reason, packed(part), part.num_rows) for part in kept]
@@ -106,7 +106,7 @@ class SchemaApproval:
         for part in passed[:-1]:
             yield ChangeBatch(part, None)
         last = passed[-1] if passed else None
-        yield ChangeBatch(last, batch.end, batch.log_bytes, (*batch.held, *events))
+        yield ChangeBatch(last, batch.end, batch.log_bytes, (*batch.parked, *events))
 
     def beside(self, registry: SourceNotes) -> SourceNotes:
         """Return a registry for readers whose rows bypass this object.
@@ -123,14 +123,14 @@ class SchemaApproval:
         ends: _Mask,
         batch: ChangeBatch,
     ) -> list[pa.RecordBatch]:
-        """Return the next rows of a table's held stream, or (None) of the stream that passes."""
+        """Return the next rows of a table's parked stream, or (None) of the stream that passes."""
         stream = self._streams.setdefault(table, _RowStream())
         batches = stream.accept(rows, chosen, ends)
         # A batch with an end position contains only complete transactions up to there.
         return batches if batch.end is None else [*batches, *stream.end()]
 
     def _kept_rows(self, rows: pa.RecordBatch) -> dict[str, _Mask]:
-        """Return a mask of the held rows for each table that has some."""
+        """Return a mask of the parked rows for each table that has some."""
         sequences = rows.column("schema_sequence")
         present = cast("list[int]", pc.unique(sequences).to_pylist())
         waiting = [sequence for sequence in present if sequence in self.pending]
@@ -170,7 +170,7 @@ class FencedRegistry:
     """
 
     def __init__(
-        self, store: StateStore, lease: HeldLease, tenant: str, *, pauses: bool = False
+        self, store: StateStore, lease: ActiveLease, tenant: str, *, pauses: bool = False
     ) -> None:
         self.pending: dict[int, str] = {}
         self._store = store
@@ -223,8 +223,8 @@ class FencedRegistry:
             self._lease.guard()
             self._store.gaps.note_fates(pipeline, noted)
 
-    def held(self) -> Mapping[str, str]:
-        """Return the tables whose undecoded events are held, each with the reason."""
+    def holds(self) -> Mapping[str, str]:
+        """Return the tables whose undecoded events are parked, each with the reason."""
         return {
             hold.subject: hold.reason
             for hold in self._store.holds.read(self._lease.pipeline)
@@ -285,14 +285,14 @@ class _RefusingRegistry:
         """Record what a statement does to tables."""
         self._registry.note_fates(fates)
 
-    def held(self) -> Mapping[str, str]:
-        """Return the tables that are held, decoded or not, each with the reason."""
-        return {**self._registry.held(), **self._approval.kept}
+    def holds(self) -> Mapping[str, str]:
+        """Return the tables that are on hold, decoded or not, each with the reason."""
+        return {**self._registry.holds(), **self._approval.kept}
 
 
 @dataclass(slots=True)
 class _RowStream:
-    """The rows that pass, or the held rows of one table, with `tx_end` set within this stream."""
+    """The rows that pass, or the parked rows of one table, with `tx_end` set within this stream."""
 
     last: pa.RecordBatch | None = None
 

@@ -213,13 +213,13 @@ def columns(schema: TableSchema) -> list[View]:
 
 def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
     """Return the full names of tables that have a version that waits for approval."""
-    held = [
+    on_hold = [
         hold.subject
         for hold in store.holds.read(pipeline)
         if hold.kind == SCHEMA and hold.state == "held"
     ]
     pending = [history.name for history in store.schemas.histories(pipeline) if history.pending]
-    return sorted({*held, *pending})
+    return sorted({*on_hold, *pending})
 
 
 def approve_everything(store: StateStore, pipeline: str) -> None:

@@ -35,7 +35,7 @@ from deltaforge_dagster.pipeline.committed import PendingSegments
 from deltaforge_dagster.pipeline.encode.encoder import are_few
 from deltaforge_dagster.pipeline.process.chain_jobs import spark_schema
 from deltaforge_dagster.pipeline.run_context import (
-    HeldLease,
+    ActiveLease,
     SessionProvider,
     first_together,
     spark_condition,
@@ -92,7 +92,7 @@ class Sensing:
         store: StateStore,
         journal: Journal,
         sessions: SessionProvider,
-        lease: HeldLease,
+        lease: ActiveLease,
         *,
         segments: PendingSegments,
         warn: Callable[[str], None],

@@ -24,14 +24,14 @@ from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
-from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.blocked_keys import full_names
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.pipeline.schemas.approval import FencedRegistry, SchemaApproval
 from deltaforge_dagster.pipeline.snapshots.chunk_rows import COLUMNS, RelocatedRows, deduplicated
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position, parse_read_view
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.records import HeldPart, SegmentRow
+from deltaforge_dagster.state.records import HoldPart, SegmentRow
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
@@ -56,7 +56,7 @@ class ChunkDeduplicator:
         store: Lists the chunks.
         journal: Holds their staged files.
         lease: The run's lease.
-        registry: Registers schema versions, and knows which tables are held.
+        registry: Registers schema versions, and knows which tables are on hold.
         limits: `engine.segment`: approximate size of one segment of chunk rows.
         approval: Holds tables whose new schema waits for approval; their chunks wait, too.
     """
@@ -65,7 +65,7 @@ class ChunkDeduplicator:
         self,
         store: StateStore,
         journal: Journal,
-        lease: HeldLease,
+        lease: ActiveLease,
         registry: FencedRegistry,
         limits: SegmentLimits,
         *,
@@ -178,7 +178,7 @@ class ChunkDeduplicator:
         self._waiting = []
 
     def _load_chunks(self) -> None:
-        """Load the chunks that were read, except those of held tables.
+        """Load the chunks that were read, except those of tables on hold.
 
         These wait until the hold ends.
         """
@@ -189,10 +189,10 @@ class ChunkDeduplicator:
             chunks = self._store.snapshots.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
-        held = {**self._registry.held(), **self._approval.kept} if chunks else {}
+        holds = {**self._registry.holds(), **self._approval.kept} if chunks else {}
         # Set last, and in this order: another thread may read `waits` at any time, and end the run
         # if it is False.
-        self._waiting = [chunk for chunk in chunks if chunk.table_name not in held]
+        self._waiting = [chunk for chunk in chunks if chunk.table_name not in holds]
         self._looked_at = time.monotonic()
 
     def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:
@@ -227,7 +227,7 @@ class ChunkDeduplicator:
                 yield chunk, changed
 
     def _waits_for_approval(self, chunk: ChunkRow, reached: Position) -> bool:
-        """Return whether a chunk's table is held for approval.
+        """Return whether a chunk's table is on hold for approval.
 
         If the schema with which the chunk was read requires approval, the hold begins here.
         """
@@ -237,7 +237,7 @@ class ChunkDeduplicator:
         reason = self._approval.pending.get(stamp.sequence)
         if reason is None:
             return False
-        nothing = HeldPart(SCHEMA, chunk.table_name, reason, reached.to_json(), "", "", 0, 0)
+        nothing = HoldPart(SCHEMA, chunk.table_name, reason, reached.to_json(), "", "", 0, 0)
         self._lease.write(lambda writer: writer.holds.begin(nothing))
         self._approval.kept[chunk.table_name] = reason
         return True
@@ -279,13 +279,13 @@ class ChunkDeduplicator:
                     rows, columns, self._not_visible(chunk, changed)
                 )
             if rows.num_rows:
-                writer.write(_stamped(rows, stamp))
+                writer.write(stamped(rows, stamp))
 
     def _not_visible(
         self, chunk: ChunkRow, segments: Sequence[SegmentRow]
     ) -> Iterator[pa.RecordBatch]:
         """Yield, in log order, the changes of a chunk's table that its read could not see."""
-        read_view = parse_read_view(chunk.sight or "")
+        read_view = parse_read_view(chunk.read_view or "")
         for segment in segments:
             for batch in self._journal.batches(segment, COLUMNS):
                 of_table = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
@@ -315,7 +315,7 @@ def _read_at(chunk: ChunkRow) -> Position:
     return position
 
 
-def _stamped(rows: pa.RecordBatch, stamp: SchemaStamp) -> pa.RecordBatch:
+def stamped(rows: pa.RecordBatch, stamp: SchemaStamp) -> pa.RecordBatch:
     """Return rows with the version of their table."""
     columns = {name: rows.column(name) for name in CAPTURED.names}
     version = CAPTURED.field("schema_version").type

@@ -34,8 +34,8 @@ import pyarrow.compute as pc
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
-from deltaforge_dagster.pipeline.held_rows import full_names
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.blocked_keys import full_names
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.processors.messages.expansion import changed_keys
 from deltaforge_dagster.sources.rows.images import is_partial, overlay
 from deltaforge_dagster.sources.snapshot import Chunk
@@ -184,7 +184,7 @@ class RelocatedRows:
         lease: The run's lease.
     """
 
-    def __init__(self, store: StateStore, journal: Journal, lease: HeldLease) -> None:
+    def __init__(self, store: StateStore, journal: Journal, lease: ActiveLease) -> None:
         self._store = store
         self._journal = journal
         self._lease = lease
@@ -208,8 +208,8 @@ class RelocatedRows:
             table: self._tables.get(table)
             for table, counts in progress.items()
             if counts.chunks > 1
-            and counts.spliced
-            and (counts.spliced < counts.chunks or table in relocated)
+            and counts.complete
+            and (counts.complete < counts.chunks or table in relocated)
         }
 
     def watch(self, segment: WrittenSegment) -> None:
@@ -262,7 +262,7 @@ class RelocatedRows:
     def _watched(self, table: str) -> _WatchedTable | None:
         """Return the description of a table; None if all its chunks will be read again."""
         merged = self._store.snapshots.chunks(
-            self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
+            self._lease.pipeline, self._snapshot, table=table, state="complete", limit=1
         )
         return _WatchedTable.of(merged[0]) if merged else None
 

@@ -281,7 +281,7 @@ class SnapshotRun:
     def _note(
         self, snapshot: SnapshotRow, chunk: ChunkRow, written: WrittenChunk, before: PipelineRow
     ) -> None:
-        first = first_not_visible(self._store, before, written.sight)
+        first = first_not_visible(self._store, before, written.read_view)
         noted = (
             first is not None
             # Sinks may start with that segment: they lack earlier changes that the read missed.

@@ -45,7 +45,7 @@ class WrittenChunk:
     checksum: str
     rows: int
     bytes: int
-    sight: str
+    read_view: str
     position: str
     described: str
     seconds: float
@@ -115,7 +115,7 @@ class StageJob:
             checksum=file.checksum if file else "",
             rows=file.rows if file else 0,
             bytes=file.bytes if file else 0,
-            sight=read.read_view.to_json(),
+            read_view=read.read_view.to_json(),
             position=read.position.to_json(),
             described=read.table.to_json(),
             seconds=time.monotonic() - began,

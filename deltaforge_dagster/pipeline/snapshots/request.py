@@ -24,7 +24,7 @@ from deltaforge_dagster.state.store import StateStore
 
 _NAMESPACE = "snapshot-runs"
 _EVERY_SECONDS = 20.0
-_LIFE_SECONDS = 120.0
+_LIFE_SECONDS = 120.0  # a minute between two calls of `show`, and as much for a busy store
 
 
 def requested_snapshot(

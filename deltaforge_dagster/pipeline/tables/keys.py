@@ -21,7 +21,7 @@ _BASIS, _PRIME = 0xCBF29CE484222325, 0x100000001B3
 """Offset basis and prime of the hash FNV-1a with 64 bits (RFC 9923)."""
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 """Multipliers of the finalizer of SplitMix64."""
-_WORD = 8
+_WORD = 8  # bytes that are hashed at a time
 
 
 def key_hashes(columns: Sequence[pa.Array[Any]]) -> Words:

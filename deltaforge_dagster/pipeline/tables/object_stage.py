@@ -10,8 +10,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.encode import files as encoded_files
 from deltaforge_dagster.pipeline.encode.messages import Share, source_origin
 from deltaforge_dagster.pipeline.run_context import SessionProvider
+from deltaforge_dagster.pipeline.tables.commit_stager import CommitFiles, CommitStager
 from deltaforge_dagster.pipeline.tables.object_files import ObjectFile, ObjectJob, ObjectPlan
-from deltaforge_dagster.pipeline.tables.stage import CommitFiles, CommitStager
 from deltaforge_dagster.pipeline.tables.typed_files import TableName
 from deltaforge_dagster.sinks.tables.config import StagedSinkConfig
 from deltaforge_dagster.sinks.tables.staged import (

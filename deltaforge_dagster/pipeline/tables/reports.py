@@ -65,7 +65,7 @@ def run_tasks(
                 yield pa.RecordBatch.from_pylist(rows, _REPORT)
 
 
-def reported(report: pa.Table) -> list[TaskReport]:
+def reported(report: pa.Table | pa.RecordBatch) -> list[TaskReport]:
     """Return what tasks have reported.
 
     Raises:

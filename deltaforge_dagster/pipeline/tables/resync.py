@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
-from deltaforge_dagster.state.lake_commits import Destination
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import Destination
 
 
 def request_resync(
@@ -37,7 +37,7 @@ def request_resync(
     resynced = resynced_tables(store, loaded, sink, tables)
     if not resynced:
         raise NotAllowed(f"pipeline {loaded.name!r}: sink {sink!r} has no tables yet")
-    store.lake_commits.resync(loaded.name, sink, resynced)
+    store.table_commits.resync(loaded.name, sink, resynced)
     return sorted(resynced.values())
 
 
@@ -89,11 +89,11 @@ def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
 
 
 def _used_destinations(store: StateStore, pipeline: str, sink: str) -> set[Destination]:
-    """Return the destinations that a sink has written, and those that it holds."""
-    commits = store.lake_commits.read(pipeline, sink)
+    """Return the tables that a sink has written, and those that are suspended."""
+    commits = store.table_commits.read(pipeline, sink)
     written = {
         stored.write.destination
-        for stored in store.lake_commits.tables(pipeline)
+        for stored in store.table_commits.tables(pipeline)
         if stored.sink == sink
     }
-    return written | (set() if commits is None else set(commits.held))
+    return written | (set() if commits is None else set(commits.suspended))

@@ -36,12 +36,12 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.folders import unreadable_file
 from deltaforge_dagster.sinks.clickhouse.sink_type import ClickhouseSinkConfig
 
-NO_DATABASE = 81
-NO_TABLE = 60
-NULL = 349
+NO_DATABASE = 81  # UNKNOWN_DATABASE
+NO_TABLE = 60  # UNKNOWN_TABLE
+NULL = 349  # CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN
 _LOGIN = frozenset({192, 193, 194, 516})
 """UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED."""
-_DENIED = 497
+_DENIED = 497  # ACCESS_DENIED
 _TRANSIENT = frozenset(
     {
         159,  # TIMEOUT_EXCEEDED

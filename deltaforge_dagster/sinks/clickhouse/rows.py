@@ -62,6 +62,8 @@ from deltaforge_dagster.sinks.tables.staged import (
 from deltaforge_dagster.sources.registry import identify_position
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
+# Of the lower half, 42 bits are milliseconds, which suffice until 2109. A larger ordinal adds to
+# them, and the changes of a segment stay in order.
 _PLACE_BITS = 22
 _HALF = 64
 _WORDS = np.dtype([("low", "<u8"), ("high", "<u8")])
@@ -188,13 +190,13 @@ class RowMaker:
         while pa.types.is_list(values.type):
             values = cast("pa.ListArray[Any]", values).flatten()
         if pa.types.is_date32(values.type):
-            values, held = values.cast(pa.int32()), _DAYS
+            values, limits = values.cast(pa.int32()), _DAYS
         elif pa.types.is_timestamp(values.type):
-            values, held = values.cast(pa.int64()), _MICROS
+            values, limits = values.cast(pa.int64()), _MICROS
         else:
             return
         ends = cast("dict[str, int | None]", pc.min_max(values).as_py())
-        if any(end is not None and end not in held for end in ends.values()):
+        if any(end is not None and end not in limits for end in ends.values()):
             raise TableRejected(
                 f"{self.label}: a value of column {column.name} is outside of {_FIRST} to {_LAST}, "
                 f"which is what {column_type(column.type)} holds; declare the column's type as "

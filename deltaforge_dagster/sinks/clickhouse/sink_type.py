@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import server_place
@@ -154,6 +154,11 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
     """Tables of a ClickHouse server."""
 
     name = "clickhouse"
+    sample: Mapping[str, Any] = {
+        "url": "{{ env.CLICKHOUSE_URL }}",
+        "database": "NAME",
+        "table": "${source.table}",
+    }
     summary = "A ClickHouse sink: it keeps tables for analytics."
     config = ClickhouseSinkConfig
     destinations = "tables"

@@ -35,7 +35,7 @@ from deltaforge_dagster.sinks.tables.writer import (
     other_source,
 )
 from deltaforge_dagster.sources.value_types import ValueType
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 
 VERSION, DELETED, OP, TIME, EVENT = "_version", "_deleted", "_op", "_source_ts", "_event_id"
 """The columns that tables have beside those of the source."""

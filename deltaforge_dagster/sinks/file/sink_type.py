@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.sinks.registry import MessageSinkType, SinkContext, folder_finding
@@ -32,6 +32,7 @@ class FileSinkType(MessageSinkType[FileSinkConfig]):
     """Local files of JSON lines."""
 
     name = "file"
+    sample: Mapping[str, Any] = {"path": "/tmp/NAME.jsonl"}  # noqa: S108 - an example that works at once
     summary = "A file sink, for local use: it writes JSON lines."
     config = FileSinkConfig
     destinations = "files"

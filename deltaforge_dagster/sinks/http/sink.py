@@ -83,7 +83,7 @@ class HttpSink:
         Raises:
             SettingsError: A file cannot be read.
         """
-        with self._use.held():
+        with self._use.exclusive():
             self._opened()
             self._use.closed.clear()
 
@@ -97,7 +97,7 @@ class HttpSink:
             SinkRejected: Its certificate is not trusted, or its address is not allowed.
             AuthFailed: It refused the client's certificate.
         """
-        with self._use.held():
+        with self._use.exclusive():
             self._use.raise_when_closed()
             return self._opened().reach(url)
 
@@ -120,7 +120,7 @@ class HttpSink:
             Undeliverable: A message cannot be a request, or the server refuses it. All messages
                 before its change were delivered.
         """
-        with self._use.held():
+        with self._use.exclusive():
             self._use.raise_when_closed()
             Flight(
                 f"sink {self._sink_id}",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.sinks import AvroEncoding, CloudEventsEnvelope
 from deltaforge_dagster.config.templates import compile_template
@@ -19,7 +19,6 @@ from deltaforge_dagster.sources.findings import Finding
 if TYPE_CHECKING:  # it has a client library
     from deltaforge_dagster.sinks.http.sink import HttpSink
 import re
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -239,6 +238,7 @@ class HttpSinkType(MessageSinkType[HttpSinkConfig]):
     """HTTP endpoints: webhooks, and everything that accepts JSON or Avro."""
 
     name = "http"
+    sample: Mapping[str, Any] = {"url": "{{ env.WEBHOOK_URL }}"}
     summary = "An HTTP sink: each message, or a batch of messages, is a request."
     config = HttpSinkConfig
     destinations = "URLs"

@@ -147,7 +147,7 @@ class KafkaSink:
             AuthFailed: User, password or certificate refused.
             SpecError: A property in `client_conf` is unknown or has an invalid value.
         """
-        with self._use.held():
+        with self._use.exclusive():
             self._use.closed.clear()
             client = (
                 self._usable_transactions().client
@@ -168,7 +168,7 @@ class KafkaSink:
         """
         if not self.exactly_once:
             return None
-        with self._use.held():
+        with self._use.exclusive():
             transactions = self._usable_transactions()
             transactions.take_over()
             return transactions.position()
@@ -188,7 +188,7 @@ class KafkaSink:
             SinkRejected: Refused for another permanent reason.
             PositionMoved: Another sender has taken over.
         """
-        with self._use.held():
+        with self._use.exclusive():
             rows = _BatchRows(batch)
             stop, undeliverable = self._first_invalid_topic(rows)
             send = self._acknowledged if batch.origin is None else self._committed
@@ -322,12 +322,12 @@ class KafkaSink:
         """Continue with a new producer after a refusal, if nobody else has sent meanwhile."""
         assert self._transactions is not None
         assert self._transactional_id is not None
-        held = self._transactions.newest
+        before = self._transactions.newest
         guard()  # without it, this would fence a sender that has taken our place
         self._transactions = Transactions(self._settings, self._transactional_id, batching)
         self._use.raise_when_closed()
         self._transactions.take_over()
-        if self._transactions.newest != held:
+        if self._transactions.newest != before:
             self._transactions.client.spent = True
             raise PositionMoved(
                 f"{self._transactions.client.where}: another sender with the same pipeline and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.errors import SpecError
@@ -152,6 +152,10 @@ class KafkaSinkType(MessageSinkType[KafkaSinkConfig]):
     """Topics of a Kafka cluster."""
 
     name = "kafka"
+    sample: Mapping[str, Any] = {
+        "brokers": "{{ env.KAFKA_BROKERS }}",
+        "topic": "NAME.${source.table}",
+    }
     summary = "A Kafka sink: each message is a record of a topic."
     config = KafkaSinkConfig
     destinations = "topics"

@@ -34,7 +34,7 @@ from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.kafka.client import Batching, Client, KafkaClientSettings
 from deltaforge_dagster.sinks.kafka.librdkafka import LOGGER, error_of, translated
 
-_SLICE = 0.5
+_SLICE = 0.5  # a call waits no longer, so that `close` need not wait for it
 _PAUSE = 0.05
 _ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
@@ -203,8 +203,8 @@ class Transactions:
         for offset in offsets:
             if offset.error is not None and offset.error.code() not in _NOT_OURS:
                 raise translated(f"{self.client.where}: group {self._name!r}", offset.error)
-        held = [offset for offset in offsets if offset.error is None and offset.offset >= 0]
-        return max(held, key=lambda offset: offset.offset, default=None)
+        stored = [offset for offset in offsets if offset.error is None and offset.offset >= 0]
+        return max(stored, key=lambda offset: offset.offset, default=None)
 
     def _repeat(self, call: Callable[[float], object]) -> None:
         """Repeat a call until it succeeds, fails for good, runs out of time, or is stopped."""

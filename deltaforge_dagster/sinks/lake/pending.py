@@ -141,9 +141,9 @@ class PendingRows:
             if name.lower() in keys:
                 changed.append(f"s.{column}")
             elif name.lower() in own:
-                held = f"s.{self._last_name(name)}"
+                last = f"s.{self._last_name(name)}"
                 value = (
-                    f"CASE WHEN {held} IS NULL THEN t.{column} ELSE {self._value('s', name)} END"
+                    f"CASE WHEN {last} IS NULL THEN t.{column} ELSE {self._value('s', name)} END"
                 )
                 changed.append(f"{value} AS {column}")
             else:
@@ -189,11 +189,11 @@ class PendingRows:
         return f"SELECT {keys}, {', '.join(aggregates)} FROM {self.table}{where} GROUP BY {keys}"
 
     def _value(self, row: str, name: str) -> str:
-        held = f"{row}.{self._last_name(name)}"
-        return f"CASE WHEN {held}.op <> 'd' THEN {held}.v END"
+        last = f"{row}.{self._last_name(name)}"
+        return f"CASE WHEN {last}.op <> 'd' THEN {last}.v END"
 
     def _last_name(self, name: str) -> str:
-        """Return the name under which the last value of a column is held."""
+        """Return the name of the field with the last value of a column."""
         return f"df_v{self.columns.index(name)}"
 
     def _quoted(self, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deltaforge_dagster.sinks.lake.config import (
     DeltaSinkConfig,
@@ -101,6 +101,7 @@ class DeltaSinkType(LakeTablesSinkType[DeltaSinkConfig]):
     """Tables of Delta Lake."""
 
     name = "delta"
+    sample: Mapping[str, Any] = {"path": "{{ env.LAKE }}/NAME"}
     summary = "A Delta Lake sink: it keeps tables for analytics."
     config = DeltaSinkConfig
     had_int96 = True
@@ -131,6 +132,10 @@ class IcebergSinkType(LakeTablesSinkType[IcebergSinkConfig]):
     """Tables of Apache Iceberg."""
 
     name = "iceberg"
+    sample: Mapping[str, Any] = {
+        "catalog": "lake",
+        "catalog_properties": {"type": "hadoop", "warehouse": "{{ env.LAKE }}"},
+    }
     summary = "An Apache Iceberg sink: it keeps tables for analytics."
     config = IcebergSinkConfig
 

@@ -60,13 +60,13 @@ WRONG_MESSAGE = 10070
 """The stream's last message is not the one that the message expects."""
 NOBODY_LISTENS = 503
 """A status, not a JetStream code: nobody listens to the subject."""
-TOO_LARGE = 10054
-NOT_THIS_STREAM = 10060
-NO_STREAM = 10059
-NO_MESSAGE = 10037
-NOT_ENABLED = frozenset([10039, 10076])
+TOO_LARGE = 10054  # JSStreamMessageExceedsMaximumErr
+NOT_THIS_STREAM = 10060  # JSStreamNotMatchErr
+NO_STREAM = 10059  # JSStreamNotFoundErr
+NO_MESSAGE = 10037  # JSNoMessageFoundErr
+NOT_ENABLED = frozenset([10039, 10076])  # for the account, on the server
 
-_STORE_FAILED = 10077
+_STORE_FAILED = 10077  # JSStreamStoreFailedF, whose text has the reason
 _TRANSIENT = frozenset(
     [
         10002,  # the account's resources are used up
@@ -89,7 +89,7 @@ _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout measures progress."""
 
 _MAX_INFO = 1 << 20
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is unsent is dropped, not sent
 
 
 class NatsLink:

@@ -1,6 +1,6 @@
 """Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
 
-`sink` describes the rules. The progress of a batch outlives the session (`task`, which also says
+`sink` describes the rules. The progress of a batch outlives the session (`publish`, which also says
 beforehand which messages can be sent at all).
 """
 
@@ -34,8 +34,14 @@ from deltaforge_dagster.sinks.nats.pack import (
     Packer,
     PositionHeader,
 )
-from deltaforge_dagster.sinks.nats.stream import Held, Reader, Stream, fits, is_wild
-from deltaforge_dagster.sinks.nats.task import Task, Terms, check_stream, not_taken, sendable
+from deltaforge_dagster.sinks.nats.publish import (
+    Publish,
+    PublishLimits,
+    check_stream,
+    not_taken,
+    sendable,
+)
+from deltaforge_dagster.sinks.nats.stream import Reader, Stream, StreamTail, fits, is_wild
 
 _MAX_UNACKNOWLEDGED = 2
 """Maximum number of blocks that are sent and not yet acknowledged."""
@@ -50,14 +56,16 @@ _ANSWER_INTERVAL = 100
 An answer costs the server about a fourth of what it needs for a message.
 """
 
+# A refused block is sent again in blocks a quarter as large, of which less must be repeated if one
+# of them is refused as well.
 _SHRINK = 4
-_MOST_SUBJECTS = 100_000
+_MOST_SUBJECTS = 100_000  # checked ones that are remembered; after that, those of one block
 
 
 class _PossibleDuplicates(NamedTuple):
     """Which messages may be duplicates, because an earlier attempt may have stored them.
 
-    Messages are named by segment and ordinal, as `Task.place` returns them.
+    Messages are named by segment and ordinal, as `Publish.place` returns them.
 
     Attributes:
         sent: All messages up to this one were sent before.
@@ -76,17 +84,17 @@ class Session:
 
     Args:
         link: The connection, already connected.
-        terms: Settings shared by all sessions of the sink.
+        limits: What all sessions of the sink may publish.
 
     Attributes:
         link: The connection.
-        held: What the stream holds of the sink; read by `read_held`, updated by `deliver`.
+        tail: The sink's last messages in the stream; read by `read_tail`, updated by `deliver`.
     """
 
-    def __init__(self, link: NatsLink, terms: Terms) -> None:
+    def __init__(self, link: NatsLink, limits: PublishLimits) -> None:
         self.link = link
-        self.held = Held(0, 0)
-        self._terms = terms
+        self.tail = StreamTail(0, 0)
+        self._limits = limits
         self._stream: Stream | None = None
         self._subjects: set[str] = set()  # subjects that the stream captures
         # Id of the last message sent, which is the stream's last one if all messages were stored.
@@ -105,123 +113,123 @@ class Session:
             SinkRejected: The stream does not exist or is unsuitable for the sink.
             SinkUnavailable: The server does not answer.
         """
-        if self._terms.stream is None:
+        if self._limits.stream is None:
             return
         stream = self._stream = self._read_stream()
         self._expected = stream.last_sequence
-        check_stream(self.link, stream, self._terms)
+        check_stream(self.link, stream, self._limits)
 
-    def read_held(self) -> None:
-        """Read what the stream holds of the sink into `held`.
+    def read_tail(self) -> None:
+        """Read which messages of the sink are the last in the stream, into `tail`.
 
         Raises:
             SinkUnavailable: The server does not answer.
         """
-        self.held = self._reader().held()
+        self.tail = self._reader().tail()
         self._break_chain()
 
-    def deliver(self, task: Task, guard: SendGuard) -> None:
+    def deliver(self, publish: Publish, guard: SendGuard) -> None:
         """Send the remaining messages of a task.
 
         Raises:
-            SinkUnavailable: Connection lost, timeout, or refused for now; `task` holds the
+            SinkUnavailable: Connection lost, timeout, or refused for now; `publish` holds the
                 progress.
             Undeliverable: One message cannot be sent; all messages before its change have arrived.
             SinkRejected: The stream or the server refuses for a permanent reason.
             PositionMoved: The stream does not hold what this sender left there.
         """
-        packer = self._packer(task)
-        stop, failure = sendable(self.link, self._stream, self._terms, packer, task)
+        packer = self._packer(publish)
+        stop, failure = sendable(self.link, self._stream, self._limits, packer, publish)
         if self._stream is None:
-            self._send_plainly(packer, task, stop, guard)
+            self._send_plainly(packer, publish, stop, guard)
         else:
-            self._check_subjects(task, stop)
-            self._skip_partial(packer, task)
+            self._check_subjects(publish, stop)
+            self._skip_partial(packer, publish)
             self._unresolved = False
             try:
-                self._send_chained(packer, task, stop, guard)
+                self._send_chained(packer, publish, stop, guard)
             finally:
-                task.uncertain = self.link.sending or self._unresolved
+                publish.uncertain = self.link.sending or self._unresolved
         if failure is not None:
             raise failure
 
-    def _packer(self, task: Task) -> Packer:
-        replay = task.batch.replay
-        suffix = self._terms.suffix if replay is None else f"{self._terms.suffix}|replay|{replay}"
+    def _packer(self, publish: Publish) -> Packer:
+        replay = publish.batch.replay
+        suffix = self._limits.suffix if replay is None else f"{self._limits.suffix}|replay|{replay}"
         reply = None if self._stream is None else self.link.inbox
-        return Packer(task.batch.messages, suffix + task.passing.again, reply)
+        return Packer(publish.batch.messages, suffix + publish.attempt.again, reply)
 
-    def _send_plainly(self, packer: Packer, task: Task, stop: int, guard: SendGuard) -> None:
-        while task.row < stop:
-            block = packer.pack(task.row, stop, 0, first={}, marks=self._marks(task))
+    def _send_plainly(self, packer: Packer, publish: Publish, stop: int, guard: SendGuard) -> None:
+        while publish.row < stop:
+            block = packer.pack(publish.row, stop, 0, first={}, marks=self._marks(publish))
             guard()
-            deadline = time.monotonic() + self._terms.batch_timeout
+            deadline = time.monotonic() + self._limits.batch_timeout
             self.link.transmit(block.data, deadline)
             self.link.flush(deadline)
-            task.row = block.stop
+            publish.row = block.stop
 
-    def _send_chained(self, packer: Packer, task: Task, stop: int, guard: SendGuard) -> None:
+    def _send_chained(self, packer: Packer, publish: Publish, stop: int, guard: SendGuard) -> None:
         answers = self.link.answers
         waiting: deque[tuple[PackedMessages, float]] = deque()
-        row = task.row
-        duplicates = _PossibleDuplicates(task.passing.sent)
+        row = publish.row
+        duplicates = _PossibleDuplicates(publish.attempt.sent)
         breaks = 0
-        if task.passing.restarted:
+        if publish.attempt.restarted:
             self._break_chain()
-            task.passing.restarted = False
-        while task.row < stop:
+            publish.attempt.restarted = False
+        while publish.row < stop:
             most = 1 if self._single_message else _MAX_UNACKNOWLEDGED
             if row < stop and len(waiting) < most and answers.refusal is None:
                 strictly = breaks < _STRICT_ATTEMPTS
-                block = self._packed(packer, task, row, stop, duplicates, strictly=strictly)
+                block = self._packed(packer, publish, row, stop, duplicates, strictly=strictly)
                 self._call_guard(guard)
-                deadline = time.monotonic() + self._terms.batch_timeout
+                deadline = time.monotonic() + self._limits.batch_timeout
                 self.link.send_block(block, deadline)
                 waiting.append((block, deadline))
                 self._chain = packer.message_id(block.stop - 1)
                 row = block.stop
-                task.passing.sent = max(duplicates.sent, task.place(row - 1))
+                publish.attempt.sent = max(duplicates.sent, publish.place(row - 1))
                 continue
             block, deadline = waiting[0]
             self.link.await_answers(block.number + block.answers, deadline)
-            bad = self._first_bad(task, block, duplicates)
+            bad = self._first_bad(publish, block, duplicates)
             if bad is None:
                 waiting.popleft()
-                self._record_whole(task, block)
+                self._record_whole(publish, block)
                 breaks = 0
                 continue
             self.link.await_answers(answers.next_number, waiting[-1][1])
             refusal, rows = answers.refusal, block.rows_of(bad)
             dropped = answers.outcomes(block.number, block.answers)[bad] == DUPLICATE
-            breaks = 1 if rows.start > task.row else breaks + 1
-            behind = self._record_stored_part(packer, task, block, rows)
-            row = task.row
+            breaks = 1 if rows.start > publish.row else breaks + 1
+            behind = self._record_stored_part(packer, publish, block, rows)
+            row = publish.row
             waiting.clear()
             if len(rows) > 1:  # they are sent again, each with an answer, to find the bad one
-                duplicates = _PossibleDuplicates(duplicates.sent, task.place(rows[-1]), behind)
+                duplicates = _PossibleDuplicates(duplicates.sent, publish.place(rows[-1]), behind)
                 self._max_rows = max(1, self._max_rows // _SHRINK)
             elif dropped:
-                task.passing.again = f"|again|{secrets.token_hex(4)}"
-                packer = self._packer(task)
+                publish.attempt.again = f"|again|{secrets.token_hex(4)}"
+                packer = self._packer(publish)
             elif refusal is not None:
-                self._prepare_retry(api_error(refusal.text), task)
+                self._prepare_retry(api_error(refusal.text), publish)
 
-    def _record_whole(self, task: Task, block: PackedMessages) -> None:
+    def _record_whole(self, publish: Publish, block: PackedMessages) -> None:
         """Record that a block is stored as a whole."""
         answers = self.link.answers
         outcomes = answers.outcomes(block.number, block.answers)
         self._single_message, self._all_stored = False, bool((outcomes == STORED).all())
         self._max_rows = min(2 * self._max_rows, MAX_BLOCK_ROWS)
-        self._stored(task, block, block.stop)
+        self._stored(publish, block, block.stop)
         answers.forget(block.number + block.answers)
 
     def _first_bad(
-        self, task: Task, block: PackedMessages, duplicates: _PossibleDuplicates
+        self, publish: Publish, block: PackedMessages, duplicates: _PossibleDuplicates
     ) -> int | None:
         """Return the index of the first bad answer to a block, None if all are good.
 
         An answer is bad if it is a refusal, or if it says that the stream already had the message,
-        but the stream should have stored it again (`Pass`).
+        but the stream should have stored it again (`PublishAttempt`).
         """
         outcomes = self.link.answers.outcomes(block.number, block.answers)
         sequences = self.link.answers.sequences(block.number, block.answers)
@@ -229,45 +237,45 @@ class Session:
         first = int(stored[0]) if len(stored) else block.answers
         bad = None
         for answer in np.flatnonzero(outcomes != STORED).tolist():
-            location = task.place(block.rows_of(answer)[-1])
+            location = publish.place(block.rows_of(answer)[-1])
             unheard = location <= duplicates.sent or (
                 location <= duplicates.unanswered and sequences[answer] > duplicates.behind
             )
-            fresh = task.passing.fresh and answer < first
-            right = not self._keeps_positions(task) and (unheard or fresh)
+            fresh = publish.attempt.fresh and answer < first
+            right = not self._keeps_positions(publish) and (unheard or fresh)
             if outcomes[answer] != DUPLICATE or not right:
                 bad = answer
                 break
         if len(stored):
-            task.passing.fresh = False
+            publish.attempt.fresh = False
         return bad
 
     def _record_stored_part(
-        self, packer: Packer, task: Task, block: PackedMessages, rows: range
+        self, packer: Packer, publish: Publish, block: PackedMessages, rows: range
     ) -> int:
         """Record what is stored of a block with a bad answer, and break the chain.
 
         Args:
-            packer: Packs the batch.
-            task: The batch.
+            packer: Packs the messages of the batch.
+            publish: The batch and how far it has come; moved to the first row to send again.
             block: The block.
             rows: The rows that the block's first bad answer covers.
 
         Returns:
-            The sequence of the message before the rows.
+            The stream's sequence of the message before these rows.
         """
         try:
-            self._stored(task, block, rows.start)
-            before = self.held.sequence
+            self._stored(publish, block, rows.start)
+            before = self.tail.sequence
             if len(rows) > 1:
-                self._stored(task, block, self._first_missing(packer, task, rows))
+                self._stored(publish, block, self._first_missing(packer, publish, rows))
         finally:
             self.link.answers.forget(self.link.answers.next_number)
             self.link.answers.forget_refusal()
             self._break_chain()
         return before
 
-    def _first_missing(self, packer: Packer, task: Task, rows: range) -> int:
+    def _first_missing(self, packer: Packer, publish: Publish, rows: range) -> int:
         """Return the row to send next, of rows that share one bad answer.
 
         The answer does not say how many of them are stored. Those that are directly follow the row
@@ -279,14 +287,14 @@ class Session:
             PositionMoved: The stream does not hold what this sender left there.
             SinkUnavailable: The server does not answer.
         """
-        if not self._keeps_positions(task):
+        if not self._keeps_positions(publish):
             return rows.start
         self._unresolved = True
-        current = self._reader().held()
-        missing = rows.start + current.live - self.held.live
+        current = self._reader().tail()
+        missing = rows.start + current.live - self.tail.live
         if current.problem is not None or missing not in rows:
             raise self._position_moved()
-        if missing > rows.start and not _is_at(current, packer, task, missing - 1):
+        if missing > rows.start and not _is_at(current, packer, publish, missing - 1):
             raise self._position_moved()
         self._unresolved = False
         return missing
@@ -305,33 +313,33 @@ class Session:
             answers = self.link.answers
             with contextlib.suppress(SinkUnavailable):
                 self.link.await_answers(
-                    answers.next_number, time.monotonic() + self._terms.batch_timeout
+                    answers.next_number, time.monotonic() + self._limits.batch_timeout
                 )
             self._break_chain()
             raise
 
-    def _stored(self, task: Task, block: PackedMessages, row: int) -> None:
-        """Record that everything before this row of a block has been stored.
+    def _stored(self, publish: Publish, block: PackedMessages, row: int) -> None:
+        """Record that the stream has stored everything before this row of a block.
 
         Messages behind the row may be stored, too, if a connection that was lost before delivers
-        the row itself late. They do not count in `held`, which is what this sink left in the
+        the row itself late. They do not count in `tail`, which is what this sink left in the
         stream.
         """
-        if row == task.row:
+        if row == publish.row:
             return
-        task.row = row
-        heard, last = block.answers_before(row), self.held.sequence
+        publish.row = row
+        heard, last = block.answers_before(row), self.tail.sequence
         if heard:
             last = int(self.link.answers.sequences(block.number, heard).max())
         unheard = row - block.rows_of(heard).start if row < block.stop else 0
-        sequence = max(self.held.sequence, last + unheard)
-        live = self.held.live if task.batch.origin is None else sequence
-        self.held = Held(sequence, live)
+        sequence = max(self.tail.sequence, last + unheard)
+        live = self.tail.live if publish.batch.origin is None else sequence
+        self.tail = StreamTail(sequence, live)
 
     def _packed(
         self,
         packer: Packer,
-        task: Task,
+        publish: Publish,
         row: int,
         stop: int,
         duplicates: _PossibleDuplicates,
@@ -342,11 +350,11 @@ class Session:
         before = "-1"
         if self._chain is not None:
             first["Nats-Expected-Last-Msg-Id"] = self._chain
-        elif self._terms.exactly_once:
-            before = f"-@{self.held.live}"
-            first["Nats-Expected-Last-Subject-Sequence"] = str(self.held.sequence)
-            if is_wild(self._terms.pattern):
-                first["Nats-Expected-Last-Subject-Sequence-Subject"] = self._terms.pattern
+        elif self._limits.exactly_once:
+            before = f"-@{self.tail.live}"
+            first["Nats-Expected-Last-Subject-Sequence"] = str(self.tail.sequence)
+            if is_wild(self._limits.pattern):
+                first["Nats-Expected-Last-Subject-Sequence-Subject"] = self._limits.pattern
         elif self._expected is not None and strictly:
             first["Nats-Expected-Last-Sequence"] = str(self._expected)
         # A first message with a condition is sent alone. If it were refused, messages behind it
@@ -355,67 +363,67 @@ class Session:
         self._single_message = self._chain is None and len(first) > 0
         # Duplicates would pass the condition of the chain: where there may be any, each message is
         # answered.
-        sparsely = self._all_stored and task.place(row) > max(
+        sparsely = self._all_stored and publish.place(row) > max(
             duplicates.sent, duplicates.unanswered
         )
-        keeping = self._position_header(task, before)
-        redrive = task.batch.origin is not None and task.batch.origin.redrive is not None
+        keeping = self._position_header(publish, before)
+        redrive = publish.batch.origin is not None and publish.batch.origin.redrive is not None
         return packer.pack(
             row,
             stop,
             self.link.answers.next_number,
             first=first,
-            marks=self._marks(task),
+            marks=self._marks(publish),
             keeping=keeping,
             every=_ANSWER_INTERVAL if sparsely else 1,
             max_rows=1 if redrive or self._single_message else self._max_rows,
         )
 
-    def _position_header(self, task: Task, before: str) -> PositionHeader | None:
-        batch = task.batch
-        if batch.origin is None or not self._terms.exactly_once:
+    def _position_header(self, publish: Publish, before: str) -> PositionHeader | None:
+        batch = publish.batch
+        if batch.origin is None or not self._limits.exactly_once:
             return None
         last = batch.messages.num_rows - 1
-        ends = batch.origin.redrive is None and task.ordinal(last) == batch.origin.rows - 1
+        ends = batch.origin.redrive is None and publish.ordinal(last) == batch.origin.rows - 1
         return PositionHeader(
             lambda row: batch.position_at(row).to_json(), last if ends else None, before
         )
 
-    def _marks(self, task: Task) -> dict[str, str]:
+    def _marks(self, publish: Publish) -> dict[str, str]:
         marks = {}
-        if task.batch.replay is not None:
-            marks["df-replay"] = task.batch.replay
-        if self._terms.exactly_once and task.batch.origin is None:
-            marks["df-position"] = f"@{self.held.live}"
+        if publish.batch.replay is not None:
+            marks["df-replay"] = publish.batch.replay
+        if self._limits.exactly_once and publish.batch.origin is None:
+            marks["df-position"] = f"@{self.tail.live}"
         return marks
 
-    def _prepare_retry(self, error: ApiError, task: Task) -> None:
-        """Prepare a new chain that begins at the refused `task.row`; raise if that cannot help."""
+    def _prepare_retry(self, error: ApiError, publish: Publish) -> None:
+        """Let a new chain begin at the refused `publish.row`; raise if that cannot help."""
         assert self._stream is not None
         where = f"{self.link.where}: stream {self._stream.name!r}"
         if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
             self._max_rows = max(1, self._max_rows // _SHRINK)
-            if self._terms.exactly_once:
-                current = self._reader().held()
-                if task.batch.origin is None:
-                    self.held = current
-                elif current.problem is not None or current.live != self.held.live:
+            if self._limits.exactly_once:
+                current = self._reader().tail()
+                if publish.batch.origin is None:
+                    self.tail = current
+                elif current.problem is not None or current.live != self.tail.live:
                     raise self._position_moved()
                 else:
-                    self.held = replace(self.held, sequence=current.sequence)
+                    self.tail = replace(self.tail, sequence=current.sequence)
             elif error.sequence is not None:
                 self._expected = error.sequence
             return
-        subject = task.batch.messages.column("destination")[task.row].as_py()
+        subject = publish.batch.messages.column("destination")[publish.row].as_py()
         if error.code == NOBODY_LISTENS:
             self._stream = self._read_stream()
             if not self._stream.takes(subject):
                 raise not_taken(where, subject, self._stream)
             raise SinkUnavailable(f"{where}: nobody listens to subject {subject!r} for now")
         if error.too_large:
-            ordinal = task.ordinal(task.row)
+            ordinal = publish.ordinal(publish.row)
             raise Undeliverable(
-                f"{where}: the message of segment {task.batch.segment}, ordinal {ordinal} is "
+                f"{where}: the message of segment {publish.batch.segment}, ordinal {ordinal} is "
                 "larger than the stream takes; raise its max_msg_size",
                 ordinal,
                 "too_large",
@@ -429,13 +437,13 @@ class Session:
             "there: another sender is at work, or the server has lost data"
         )
 
-    def _keeps_positions(self, task: Task) -> bool:
-        return self._terms.exactly_once and task.batch.origin is not None
+    def _keeps_positions(self, publish: Publish) -> bool:
+        return self._limits.exactly_once and publish.batch.origin is not None
 
-    def _check_subjects(self, task: Task, stop: int) -> None:
+    def _check_subjects(self, publish: Publish, stop: int) -> None:
         """Check, before anything is sent, that the stream captures all subjects."""
         assert self._stream is not None
-        messages = task.batch.messages.slice(task.row, stop - task.row)
+        messages = publish.batch.messages.slice(publish.row, stop - publish.row)
         subjects = cast("set[str]", set(messages.column("destination").unique().to_pylist()))
         fresh = subjects - self._subjects
         for subject in fresh:
@@ -444,52 +452,52 @@ class Session:
             if not self._stream.takes(subject):
                 where = f"{self.link.where}: stream {self._stream.name!r}"
                 raise not_taken(where, subject, self._stream)
-            if self._terms.exactly_once and not fits(self._terms.pattern, subject):
-                row = task.row + pc.index(messages.column("destination"), subject).as_py()
+            if self._limits.exactly_once and not fits(self._limits.pattern, subject):
+                row = publish.row + pc.index(messages.column("destination"), subject).as_py()
                 raise Undeliverable(
                     f"{self.link.where}: subject {subject!r} is not one of "
-                    f"{self._terms.pattern!r}, where the sink keeps its position (exactly_once)",
-                    task.ordinal(row),
+                    f"{self._limits.pattern!r}, where the sink keeps its position (exactly_once)",
+                    publish.ordinal(row),
                     "routing",
                 )
         self._subjects = (
             subjects if len(self._subjects) > _MOST_SUBJECTS else self._subjects | fresh
         )
 
-    def _skip_partial(self, packer: Packer, task: Task) -> None:
+    def _skip_partial(self, packer: Packer, publish: Publish) -> None:
         """Skip messages of the first change that have arrived, if only some of them have."""
-        partial = self.held.partial
-        if partial is None or task.batch.origin is None or task.row > 0:
+        partial = self.tail.partial
+        if partial is None or publish.batch.origin is None or publish.row > 0:
             return
         row = 0
-        while row < task.batch.messages.num_rows and task.ordinal(row) == task.ordinal(0):
+        while row < publish.batch.messages.num_rows and publish.ordinal(row) == publish.ordinal(0):
             row += 1
             if _is_id(partial, packer, row - 1):
-                task.row = row
+                publish.row = row
                 return
 
     def _read_stream(self) -> Stream:
-        assert self._terms.stream is not None
-        return Stream.read(self.link, self._terms.stream, self._terms.batch_timeout)
+        assert self._limits.stream is not None
+        return Stream.read(self.link, self._limits.stream, self._limits.batch_timeout)
 
     def _reader(self) -> Reader:
         assert self._stream is not None
-        terms = self._terms
+        limits = self._limits
         return Reader(
-            self.link, self._stream.name, terms.pattern, terms.suffix, terms.batch_timeout
+            self.link, self._stream.name, limits.pattern, limits.suffix, limits.batch_timeout
         )
 
 
 def _is_id(text: str, packer: Packer, row: int) -> bool:
-    """Return whether a message's id is that of a row, in this pass or stored again in another."""
+    """Return whether a message's id is that of a row, also if it was stored again under another."""
     return f"{text}|".startswith(f"{packer.message_id(row)}|")
 
 
-def _is_at(held: Held, packer: Packer, task: Task, row: int) -> bool:
+def _is_at(tail: StreamTail, packer: Packer, publish: Publish, row: int) -> bool:
     """Return whether a row is the last one of the sink that the stream holds."""
-    if held.partial is not None:
-        return _is_id(held.partial, packer, row)
-    sent, stored = task.batch.position_at(row), held.position
+    if tail.partial is not None:
+        return _is_id(tail.partial, packer, row)
+    sent, stored = publish.batch.position_at(row), tail.position
     return stored is not None and (sent.segment_id, sent.ordinal, sent.event_id) == (
         stored.segment_id,
         stored.ordinal,

@@ -33,11 +33,11 @@ from typing import cast
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import PositionMoved, SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.connections import TimedOut, Use
+from deltaforge_dagster.sinks.connections import DEFAULT_TIMEOUTS, SinkTimeouts, TimedOut, Use
 from deltaforge_dagster.sinks.nats.link import Address, Login, NatsLink, addresses
+from deltaforge_dagster.sinks.nats.publish import Publish, PublishAttempt, PublishLimits
 from deltaforge_dagster.sinks.nats.session import Session
-from deltaforge_dagster.sinks.nats.stream import Held, Rights, rights
-from deltaforge_dagster.sinks.nats.task import Pass, Task, Terms
+from deltaforge_dagster.sinks.nats.stream import Rights, StreamTail, rights
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
@@ -70,9 +70,7 @@ class NatsSink:
         stream: The JetStream stream that captures these subjects; None for core NATS.
         exactly_once: Whether the sink keeps its position; requires a stream.
         name: Name of the sink's connections on the server.
-        connect_timeout: Seconds for one attempt to connect.
-        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
-        batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
+        timeouts: How long the sink waits.
 
     Raises:
         SpecError: The URL is invalid.
@@ -91,28 +89,26 @@ class NatsSink:
         stream: str | None = None,
         exactly_once: bool = False,
         name: str = "deltaforge",
-        connect_timeout: float = 10.0,
-        send_timeout: float = 5.0,
-        batch_timeout: float = 30.0,
+        timeouts: SinkTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._sink_id = sink_id
         self._addresses = addresses(sink_id, url)
         self._login = login or Login()
-        self._terms = Terms(f"|{sink_id}", pattern, stream, exactly_once, batch_timeout)
+        self._limits = PublishLimits(f"|{sink_id}", pattern, stream, exactly_once, timeouts.batch)
         self._name = name
-        self._connect_timeout = connect_timeout
-        self._send_timeout = send_timeout
+        self._timeouts = timeouts
         self._link: NatsLink | None = None
         self._session: Session | None = None
-        self._held: Held | None = None  # what the stream held when this sink last read or wrote it
-        self._passes: dict[str | None, Pass] = {None: Pass()}  # by the run id of the replay
+        self._tail: StreamTail | None = None  # when this sink last read or wrote the stream
+        # By the run id of the replay; None for live delivery.
+        self._attempts: dict[str | None, PublishAttempt] = {None: PublishAttempt()}
         self._undrained = False
         self._use = Use(sink_id, self._drop)
 
     @property
     def exactly_once(self) -> bool:
         """Whether the sink keeps its position."""
-        return self._terms.exactly_once
+        return self._limits.exactly_once
 
     def open(self) -> None:
         """Connect and check the stream, in up to five attempts; may be called again after `close`.
@@ -127,7 +123,7 @@ class NatsSink:
         """
         with self._used():
             self._use.closed.clear()
-            self._held = None
+            self._tail = None
             for wait in (*_CONNECT_WAITS, None):
                 try:
                     self._connected()
@@ -144,7 +140,7 @@ class NatsSink:
             SinkUnavailable: The server does not answer.
         """
         with self._used():
-            return rights(self._connected().link, self._terms.batch_timeout)
+            return rights(self._connected().link, self._limits.batch_timeout)
 
     def position(self) -> SinkPosition | None:
         """Return the position stored in the stream; None if none is stored or the sink keeps none.
@@ -157,13 +153,13 @@ class NatsSink:
         if not self.exactly_once:
             return None
         with self._used():
-            self._held = None
+            self._tail = None
             session = self._connected()
-            session.read_held()
-            self._held = session.held
-            if session.held.problem is not None:
-                raise SinkRejected(session.held.problem)
-            return session.held.position
+            session.read_tail()
+            self._tail = session.tail
+            if session.tail.problem is not None:
+                raise SinkRejected(session.tail.problem)
+            return session.tail.position
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Publish the batch's messages and return the last ordinal.
@@ -180,23 +176,23 @@ class NatsSink:
             PositionMoved: The stream does not hold what this sender left on the sink's subjects.
         """
         with self._used():
-            if batch.replay not in self._passes:
-                self._passes = {None: self._passes[None], batch.replay: Pass()}
-            task = Task(batch, self._passes[batch.replay])
-            task.passing.begin(batch)
+            if batch.replay not in self._attempts:
+                self._attempts = {None: self._attempts[None], batch.replay: PublishAttempt()}
+            publish = Publish(batch, self._attempts[batch.replay])
+            publish.attempt.begin(batch)
             waits = iter(_BLOCK_WAITS)
-            while not task.done:
-                row = task.row
+            while not publish.done:
+                row = publish.row
                 try:
-                    self._connected().deliver(task, guard)
+                    self._connected().deliver(publish, guard)
                 except SinkUnavailable as error:
-                    if task.uncertain and batch.origin is not None and self.exactly_once:
+                    if publish.uncertain and batch.origin is not None and self.exactly_once:
                         raise  # the position must be read to know what has arrived
-                    if task.row > row:
+                    if publish.row > row:
                         waits = iter(_BLOCK_WAITS)
                     self._wait_or_raise(next(waits, None), error)
             ordinal = cast("int", batch.messages.column("ordinal")[-1].as_py())
-            task.passing.acknowledged = (batch.segment, ordinal)
+            publish.attempt.acknowledged = (batch.segment, ordinal)
             return ordinal
 
     def close(self) -> None:
@@ -209,7 +205,7 @@ class NatsSink:
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
-        with self._use.held():
+        with self._use.exclusive():
             try:
                 yield
             except BaseException:
@@ -232,13 +228,13 @@ class NatsSink:
                 self._use.closed.wait(_DRAIN_SECONDS)
                 self._undrained = False
             self._link = link = self._connect()
-            session = Session(link, self._terms)
+            session = Session(link, self._limits)
             session.begin()
             if self.exactly_once:
-                session.read_held()
-                if self._held is not None and session.held.live != self._held.live:
+                session.read_tail()
+                if self._tail is not None and session.tail.live != self._tail.live:
                     raise PositionMoved(
-                        f"{link.where}: stream {self._terms.stream!r} does not hold what this run "
+                        f"{link.where}: stream {self._limits.stream!r} does not hold what this run "
                         "left there: another sender is at work, or the server has lost data"
                     )
             self._session = session
@@ -266,7 +262,7 @@ class NatsSink:
 
     def _link_to(self, address: Address) -> NatsLink:
         return NatsLink(
-            self._sink_id, address, self._name, self._connect_timeout, self._send_timeout
+            self._sink_id, address, self._name, self._timeouts.connect, self._timeouts.send
         )
 
     def _wait_or_raise(self, wait: float | None, error: SinkUnavailable) -> None:
@@ -282,9 +278,9 @@ class NatsSink:
     def _drop(self) -> None:
         link, self._link = self._link, None
         session, self._session = self._session, None
-        if session is not None and self._held is not None:
-            self._held = session.held
+        if session is not None and self._tail is not None:
+            self._tail = session.tail
         if link is not None:
             # A stream refuses late messages. Without a stream, only a pause keeps the order.
-            self._undrained = link.sending and self._terms.stream is None
+            self._undrained = link.sending and self._limits.stream is None
             link.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource, server_place
 from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.registry import (
     MessageSinkType,
     SinkContext,
@@ -133,6 +134,7 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
     """Subjects of a NATS system, with or without a JetStream stream."""
 
     name = "nats"
+    sample: Mapping[str, Any] = {"url": "{{ env.NATS_URL }}", "subject": "NAME.${source.table}"}
     summary = (
         "A NATS sink: each message goes to a subject, into a JetStream stream if one is given."
     )
@@ -173,9 +175,9 @@ class NatsSinkType(MessageSinkType[NatsSinkConfig]):
             stream=config.stream,
             exactly_once=config.exactly_once,
             name=f"deltaforge:{context.pipeline}:{config.id}",
-            connect_timeout=config.connect_timeout_secs,
-            send_timeout=config.send_timeout_secs,
-            batch_timeout=config.batch_timeout_secs,
+            timeouts=SinkTimeouts(
+                config.connect_timeout_secs, config.send_timeout_secs, config.batch_timeout_secs
+            ),
         )
 
     def exactly_once(self, config: NatsSinkConfig) -> bool:

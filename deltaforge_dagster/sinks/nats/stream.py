@@ -132,8 +132,8 @@ def _overlap(first: list[str], second: list[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a stream holds of a sink.
+class StreamTail:
+    """The last messages of a sink that a stream has.
 
     Attributes:
         sequence: Sequence of the last message on the sink's subjects, 0 if there is none.
@@ -167,7 +167,7 @@ class _Message:
 
 
 class Reader:
-    """Reads what a stream holds of a sink.
+    """Reads the last messages of a sink from a stream.
 
     Args:
         link: Connection for the requests.
@@ -187,15 +187,15 @@ class Reader:
         self._suffix = suffix
         self._seconds = seconds
 
-    def held(self) -> Held:
-        """Return what the stream holds of the sink.
+    def tail(self) -> StreamTail:
+        """Return the last messages of the sink that the stream has.
 
         Raises:
             SinkUnavailable: The server does not answer, or refuses for now.
         """
         last = self._get_message({"last_by_subj": self._pattern})
         if last is None:
-            return Held(0, 0)
+            return StreamTail(0, 0)
         live: _Message | None = last
         if (sequence := _sequence_in(last.position)) is not None:
             live = self._message_at(sequence)
@@ -205,14 +205,14 @@ class Reader:
                 f"{self._pattern!r}, sequence {last.sequence}, is another publisher's; "
                 "exactly_once needs subjects that nobody else writes to"
             )
-            return Held(last.sequence, last.sequence, problem=problem)
+            return StreamTail(last.sequence, last.sequence, problem=problem)
         if live is None:
-            return Held(last.sequence, sequence or 0)
+            return StreamTail(last.sequence, sequence or 0)
         try:
             position, partial = self._position(live)
         except SinkRejected as error:
-            return Held(last.sequence, live.sequence, problem=str(error))
-        return Held(last.sequence, live.sequence, position, partial)
+            return StreamTail(last.sequence, live.sequence, problem=str(error))
+        return StreamTail(last.sequence, live.sequence, position, partial)
 
     def _position(self, message: _Message) -> tuple[SinkPosition | None, str | None]:
         """Return the position that a message states, and its id if its change is incomplete."""

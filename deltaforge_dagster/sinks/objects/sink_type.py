@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.sinks.registry import (
     ObjectSinkType,
@@ -321,6 +321,7 @@ class S3SinkType(ObjectSinkType[S3SinkConfig]):
     """Parquet or JSON lines in object storage, or in a local folder."""
 
     name = "s3"
+    sample: Mapping[str, Any] = {"bucket": "{{ env.LAKE_BUCKET }}", "prefix": "NAME"}
     summary = "A sink of object files: it writes Parquet or JSON lines to object storage."
     config = S3SinkConfig
     destinations = "folders"

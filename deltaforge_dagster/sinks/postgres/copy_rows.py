@@ -31,7 +31,7 @@ _Offsets: TypeAlias = npt.NDArray[np.int32]
 
 _EPOCH_DAYS = 10_957  # from 1970-01-01 to 2000-01-01
 _EPOCH_US = _EPOCH_DAYS * 86_400_000_000
-_LENGTH = 4
+_LENGTH = 4  # bytes before each value in COPY's binary format
 _ALL = np.empty(0, np.bool_)
 _ALL.flags.writeable = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.postgres_dsn import postgres_place
 from deltaforge_dagster.sinks.registry import (
@@ -20,6 +20,7 @@ from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need the client library, Arrow and kernels
     from deltaforge_dagster.sinks.postgres.server import TargetServer
+    from deltaforge_dagster.sinks.tables.comparer import TableComparer
     from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 from typing import Self
@@ -85,6 +86,7 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
     """Tables of a PostgreSQL database."""
 
     name = "postgres"
+    sample: Mapping[str, Any] = {"dsn": "{{ env.COPY_DSN }}", "table": "NAME.${source.table}"}
     summary = "A PostgreSQL sink: it keeps tables in a database as they are in the source."
     config = PostgresSinkConfig
     destinations = "tables"
@@ -116,6 +118,16 @@ class PostgresSinkType(DatabaseSinkType[PostgresSinkConfig]):
         )
 
         return PostgresWriter(config, owner)
+
+    def build_comparer(
+        self, config: PostgresSinkConfig, owner: TableOwner, destination: Sequence[str]
+    ) -> TableComparer:
+        """Return what compares a table of a sink with the source, not connected yet."""
+        from deltaforge_dagster.sinks.postgres.comparer import (  # noqa: PLC0415 - client library
+            PostgresComparer,
+        )
+
+        return PostgresComparer(config, owner, destination)
 
     def preflight(
         self, config: PostgresSinkConfig, context: SinkContext, names: Sequence[str]

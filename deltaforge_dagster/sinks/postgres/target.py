@@ -33,7 +33,7 @@ from deltaforge_dagster.sinks.tables.writer import (
     other_source,
     table_gone,
 )
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 from deltaforge_dagster.typed_rows.schema import TypedColumn
 
 _TABLES = {"r", "p"}
@@ -121,7 +121,7 @@ class PostgresTarget:
 
     @property
     def label(self) -> str:
-        """What messages call the table."""
+        """How messages name the table: sink and full name."""
         return f"PostgreSQL table {'.'.join(self.name)} of sink {self.owner.sink_id}"
 
     @property
@@ -130,10 +130,10 @@ class PostgresTarget:
         return self.owner.resync_command(self.table)
 
     def check_names(self) -> None:
-        """Check that a table with these names is possible.
+        """Check that PostgreSQL accepts the names of the table and of its columns.
 
         Raises:
-            TableRejected: It is not.
+            TableRejected: A name is too long, or reserved for system columns.
         """
         for part in self.name:
             if (why := bad_name(part)) is not None:

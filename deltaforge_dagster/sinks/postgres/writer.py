@@ -108,7 +108,7 @@ class PostgresWriter:
                     target.sql, columns, table.key, table.absent, row.base
                 )
                 for step in table.steps:
-                    _Application(target, statements).apply(step)
+                    StepApplication(target, statements).apply(step)
                 row = replace(row, through=through)
             if row != before:
                 commits.write(target.connection, target.name, row)
@@ -211,7 +211,7 @@ def session_name(owner: TableOwner) -> str:
     return f"deltaforge:{digest}:{owner.pipeline}:{owner.sink_id}"[:NAME_BYTES]
 
 
-class _Application:
+class StepApplication:
     """Applies steps to a table.
 
     Args:

@@ -29,7 +29,7 @@ from deltaforge_dagster.sinks.redis.resp import PackedCommands
 
 _DRAIN_SECONDS = 1.0
 
-_SLOTS = 16_384
+_SLOTS = 16_384  # of Redis Cluster: CRC16 of a key, modulo this, is its slot
 
 
 class Cluster:

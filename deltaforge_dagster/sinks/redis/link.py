@@ -93,7 +93,7 @@ _NOT_TEXT = b"(not a text)"
 It is not a position, but can be replaced by one.
 """
 
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is unsent is dropped, not sent
 
 
 class Identity(NamedTuple):
@@ -114,7 +114,7 @@ class RedisLink:
             effect; or None.
         executing: Whether the end of a block has been sent, at least in part, and the block was not
             answered.
-        held: Value of the watched key, None if it does not exist.
+        stored: Value of the watched key, None if it does not exist.
         alone: Whether the other connections of the same name have been ended.
     """
 
@@ -124,7 +124,7 @@ class RedisLink:
         self._clean = False
         self.queued: PackedCommands | None = None
         self.executing = False
-        self.held: bytes | None = None
+        self.stored: bytes | None = None
         self.alone = False
         self._watched: str | None = None
         self._sink_id = sink_id
@@ -203,7 +203,7 @@ class RedisLink:
             self._request("CLIENT", "SETNAME", name)
 
     def watch(self, key: str | None) -> None:
-        """Watch `key`, so that the next block has no effect if it changes, and read it into `held`.
+        """Watch `key`, so that the next block has no effect if it changes; read it into `stored`.
 
         Does nothing if the key is already watched. With None, the next block is always executed.
 
@@ -219,11 +219,11 @@ class RedisLink:
             return
         self._request("WATCH", key)
         try:
-            self.held = self._request("GET", key)
+            self.stored = self._request("GET", key)
         except redis.ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise
-            self.held = _NOT_TEXT
+            self.stored = _NOT_TEXT
 
     def queue(self, block: PackedCommands, deadline: float) -> None:
         """Have the server queue a block, also while the one before executes.
@@ -254,7 +254,7 @@ class RedisLink:
                     raise ConnectionResetError("the server closed it")
                 verdict = self._replies.received(size, more=self.queued is not None)
         self._clean, self.executing = True, False
-        self.held = verdict.held  # and watched again, if it was
+        self.stored = verdict.stored  # and watched again, if it was
         if self.queued is not None:
             self._expect(self.queued)
         return verdict

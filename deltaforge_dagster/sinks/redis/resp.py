@@ -376,14 +376,14 @@ class Verdict:
         error: The first error line without its `-`, or None.
         row: Index of the command to which the error belongs: an XADD, or the SET, which comes after
             all of them; None if the error belongs to another reply.
-        held: Value of the position's key after a block that keeps a position; None if there is
+        stored: Value of the position's key after a block that keeps a position; None if there is
             none.
     """
 
     executed: bool
     error: str | None
     row: int | None
-    held: bytes | None = None
+    stored: bytes | None = None
 
 
 class Replies:
@@ -443,17 +443,17 @@ class Replies:
         """Return the verdict so far, such as an error sent before the connection broke."""
         answered = self._state[_OUTCOME] == _ANSWERED
         executed = bool(answered and not self._state[_ABORTED])
-        held = None
+        stored = None
         if answered and self._replies > 2 * self._commands + 2 and self._state[_TEXT_END]:
-            held = self._buffer[self._state[_TEXT] : self._state[_TEXT_END]].tobytes()
+            stored = self._buffer[self._state[_TEXT] : self._state[_TEXT_END]].tobytes()
         start, stop, reply = (int(n) for n in self._state[[_ERROR, _ERROR_END, _ERROR_REPLY]])
         if stop == 0:
-            return Verdict(executed, None, None, held)
+            return Verdict(executed, None, None, stored)
         text = self._buffer[start:stop].tobytes().decode("utf-8", "replace")
         for first in (1, self._commands + 2):  # queueing, then EXEC's items
             if first <= reply < first + self._commands:
-                return Verdict(executed, text, reply - first, held)
-        return Verdict(executed, text, None, held)
+                return Verdict(executed, text, reply - first, stored)
+        return Verdict(executed, text, None, stored)
 
 
 def warm() -> None:

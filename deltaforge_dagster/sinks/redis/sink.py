@@ -40,7 +40,7 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.connections import TimedOut, Use
+from deltaforge_dagster.sinks.connections import DEFAULT_TIMEOUTS, SinkTimeouts, TimedOut, Use
 from deltaforge_dagster.sinks.redis import resp
 from deltaforge_dagster.sinks.redis.cluster import Cluster, Node, by_slot, slot_of
 from deltaforge_dagster.sinks.redis.link import Address, Endpoint, Redirected, TooLarge, refusal
@@ -94,10 +94,8 @@ class RedisSink:
     Args:
         sink_id: Name of the sink in messages.
         uri: See `endpoint.Endpoint`.
-        connect_timeout: Seconds for one attempt to connect.
-        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
-        batch_timeout: Seconds until a block is acknowledged, counted from its first byte, or, if it
-            was queued while the one before was executed, from the acknowledgement of that one.
+        timeouts: How long the sink waits. A block that was queued while the one before was executed
+            has its time from the acknowledgement of that one.
         position_key: Key that holds the sink's position, for exactly-once delivery.
         position_seconds: Time after which the key expires, counted from the last block; None to
             keep it forever.
@@ -115,9 +113,7 @@ class RedisSink:
         self,
         sink_id: str,
         uri: str,
-        connect_timeout: float = 10.0,
-        send_timeout: float = 5.0,
-        batch_timeout: float = 30.0,
+        timeouts: SinkTimeouts = DEFAULT_TIMEOUTS,
         *,
         position_key: str | None = None,
         position_seconds: int | None = None,
@@ -126,15 +122,14 @@ class RedisSink:
         name: str | None = None,
     ) -> None:
         self._sink_id = sink_id
-        self._endpoint = Endpoint(sink_id, uri, connect_timeout, send_timeout)
-        self._send_timeout = send_timeout
-        self._batch_timeout = batch_timeout
+        self._endpoint = Endpoint(sink_id, uri, timeouts.connect, timeouts.send)
+        self._timeouts = timeouts
         self._position_key = position_key
         self._position_seconds = position_seconds
         self._hash_tag = hash_tag
         self._event_field = event_field
         self._name = name
-        self._held: bytes | None = None  # the key's value when this sink last read or set it
+        self._stored: bytes | None = None  # the key's value when this sink last read or set it
         self._use = Use(sink_id, self._drop)
         self._server = self._node(None)
         self._cluster: Cluster | None = None
@@ -159,7 +154,7 @@ class RedisSink:
             SinkRejected: The server has no such database; or it is a cluster, delivery is exactly
                 once, and the streams do not share a slot.
         """
-        with self._use.held():
+        with self._use.exclusive():
             self._use.closed.clear()
             for wait in (*_CONNECT_WAITS, None):
                 try:
@@ -167,7 +162,7 @@ class RedisSink:
                     self._cluster = self._as_cluster() if in_cluster else None
                     key = self._key()
                     slot = slot_of(key) if key is not None and in_cluster else None
-                    self._held = self._node_of(slot).connected(key).held
+                    self._stored = self._node_of(slot).connected(key).stored
                     break
                 except SinkUnavailable as error:
                     self._wait_or_raise(wait, error)
@@ -181,7 +176,7 @@ class RedisSink:
             PermissionMissing: The user may not write one of the streams, or the sink's position.
             SinkUnavailable: The server cannot be reached, is out of memory or read-only.
         """
-        with self._use.held():
+        with self._use.exclusive():
             writes = [(stream, ["XADD", stream, "*", self._event_field, ""]) for stream in streams]
             if (position := self._key()) is not None:
                 writes += [(position, ["SET", position, ""]), (position, ["UNWATCH"])]
@@ -200,10 +195,10 @@ class RedisSink:
         Raises:
             SinkRejected: The key holds something else.
         """
-        if self._held is None:
+        if self._stored is None:
             return None
         try:
-            return SinkPosition.from_json(self._held)
+            return SinkPosition.from_json(self._stored)
         except SinkRejected as error:
             raise SinkRejected(
                 f"sink {self._sink_id}: key {self._key()!r}: {error}; if nothing else needs "
@@ -227,7 +222,7 @@ class RedisSink:
             PositionMoved: The position key has changed since this sender last read or set it; the
                 block sent since then has not arrived.
         """
-        with self._use.held():
+        with self._use.exclusive():
             if self._cluster is None:
                 self._send_to(None, batch, guard)
             else:
@@ -246,7 +241,7 @@ class RedisSink:
         return Node(
             self._sink_id,
             lambda: self._endpoint.connection(address),
-            self._send_timeout,
+            self._timeouts.send,
             self._use,
         )
 
@@ -346,12 +341,13 @@ class RedisSink:
         keeping = block.position is not None
         node = self._node_of(delivery.slot)
         link = node.connected(self._key() if keeping else None, block)
-        arrived = delivery.sent and link.held == block.position  # only the acknowledgement was lost
+        # If the position is there, only the acknowledgement was lost.
+        arrived = delivery.sent and link.stored == block.position
         if not (keeping and arrived):
-            if keeping and link.held != self._held:
+            if keeping and link.stored != self._stored:
                 raise self._position_moved()
             self._take_over(node, delivery.batch, guard)
-            deadline = time.monotonic() + self._batch_timeout
+            deadline = time.monotonic() + self._timeouts.batch
             if link.queued is None:
                 link.queue(block, deadline)
             guard()  # as late as possible: connecting and sending may have taken long
@@ -366,7 +362,7 @@ class RedisSink:
             if not verdict.executed:
                 raise self._position_moved()
         if keeping:
-            self._held = block.position
+            self._stored = block.position
 
     def _follow_redirection(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
         """Update the cluster's slot map from the error; return whether to retry without a wait."""

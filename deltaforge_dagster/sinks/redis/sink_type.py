@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.owned import CapturedTables, OwnedResource
 from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.registry import (
     MessageSinkType,
     SinkContext,
@@ -101,6 +102,7 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
     """Streams of a Redis server or cluster."""
 
     name = "redis"
+    sample: Mapping[str, Any] = {"uri": "{{ env.REDIS_URI }}", "stream": "NAME.${source.table}"}
     summary = "A Redis sink: each message is an entry of a stream."
     config = RedisSinkConfig
     destinations = "streams"
@@ -123,9 +125,9 @@ class RedisSinkType(MessageSinkType[RedisSinkConfig]):
         return RedisSink(
             config.id,
             config.uri.get_secret_value(),
-            connect_timeout=config.connect_timeout_secs,
-            send_timeout=config.send_timeout_secs,
-            batch_timeout=config.batch_timeout_secs,
+            timeouts=SinkTimeouts(
+                config.connect_timeout_secs, config.send_timeout_secs, config.batch_timeout_secs
+            ),
             position_key=_position_key(pipeline, config.id) if config.exactly_once else None,
             hash_tag=common_tag(compile_template(config.stream)),
             event_field=config.event_field,

@@ -21,7 +21,7 @@ from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.tables.config import full_name
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.state.identities import dropped_name, is_certain
-from deltaforge_dagster.state.lake_commits import TableFigures
+from deltaforge_dagster.state.table_commits import TableFigures
 
 FoldTime = Literal["before", "after", "later"]
 """When pending changes are folded: before a commit to the table, after one was added, or later."""

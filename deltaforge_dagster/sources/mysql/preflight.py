@@ -67,7 +67,7 @@ _KEPT_ROWS = (
 """What `binlog_row_image` other than FULL means for sinks that keep the rows of tables."""
 
 _HOUR, _DAY = 3600, 86_400
-_DENIED = (1044, 1142)
+_DENIED = (1044, 1142)  # ER_DBACCESS_DENIED_ERROR, ER_TABLEACCESS_DENIED_ERROR
 _NO_TABLE = "deltaforge_no_such_table"
 
 
@@ -180,7 +180,7 @@ def _position(
     if position is None:
         text = f"capture would begin at {head.file}, {head.pos}"
     else:
-        server_log.check_held(session, server.where, position, facts)
+        server_log.check_log_kept(session, server.where, position, facts)
         text = "the log still has what follows the position"
     behind = position is not None and position < head
     lag = time.time() - as_of if behind and as_of else 0.0

@@ -24,6 +24,7 @@ from deltaforge_dagster.sources.base import (
     LogSection,
     ReadLimits,
     RetainedLog,
+    SchemaRegistry,
     SourceNotes,
 )
 from deltaforge_dagster.sources.findings import Finding, finding_errors
@@ -31,8 +32,8 @@ from deltaforge_dagster.sources.mysql.connection import identity, server_log
 from deltaforge_dagster.sources.mysql.connection.server import MysqlSourceServer
 from deltaforge_dagster.sources.mysql.connection.server_log import log_retention
 from deltaforge_dagster.sources.mysql.connection.service import service_of
-from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_held
-from deltaforge_dagster.sources.mysql.decode.held_events import tables_of_fix
+from deltaforge_dagster.sources.mysql.decode.decoder import MysqlDecoder, decode_parked
+from deltaforge_dagster.sources.mysql.decode.parked_events import tables_of_fix
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import StreamProgress
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.preflight import coverage, preflight
@@ -45,6 +46,7 @@ from deltaforge_dagster.sources.mysql.schema.catalog import (
     tables_now,
 )
 from deltaforge_dagster.sources.mysql.schema.definitions import key_of, parse_definition, text_of
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext, TableCatalog
 from deltaforge_dagster.sources.mysql.snapshot.reader import MysqlSnapshots
 from deltaforge_dagster.sources.mysql.source_type import MysqlSourceConfig, server_id
 from deltaforge_dagster.sources.mysql.stream import log_scan
@@ -85,7 +87,7 @@ class MysqlSource:
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`: the formats of values where there is a choice.
         columns: `spec.engine.columns`: the column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
+        whole_inserts: Whether a table is on hold if a column that an insert lacks has no certain
             default.
     """
 
@@ -148,7 +150,7 @@ class MysqlSource:
                 start = server_log.tail(session, self._server.where, gtids=facts.gtids)
             else:
                 start = _binlog(at)
-                server_log.check_held(session, self._server.where, start, facts)
+                server_log.check_log_kept(session, self._server.where, start, facts)
         check_rights(self._server, server_id(self._config.id, "rights"), _START_SECONDS)
         if at is None:
             return start
@@ -266,22 +268,27 @@ class MysqlSource:
         look_ahead = server_id(self._config.id, "look ahead")
         catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         decoder = MysqlDecoder(
+            self._context(registry, catalog),
             source_id=self._config.id,
             progress=StreamProgress(begin),
-            registry=registry,
-            catalog=catalog,
-            captures=self._patterns.matches,
-            forms=self._forms,
             outboxes=self._outboxes,
-            rules=self._rules,
-            whole_inserts=self._whole_inserts,
             prepared=PreparedLog(self._server, server_id(self._config.id, "prepared")),
-            held=registry.held(),
+            holds=registry.holds(),
         )
         try:
             yield from self._batches(stream, decoder, begin, limits)
         finally:
             stream.close()
+
+    def _context(self, registry: SchemaRegistry, catalog: TableCatalog) -> MysqlTableContext:
+        return MysqlTableContext(
+            registry,
+            catalog,
+            self._patterns.matches,
+            self._forms,
+            self._rules,
+            self._whole_inserts,
+        )
 
     def read_again(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
@@ -343,17 +350,15 @@ class MysqlSource:
         catalog = MysqlCatalog(self._server, registry, begin, look_ahead, self._forms)
         remembering = Remembering(catalog, registry, tables)
         planner = SectionPlanner(
+            MysqlTableContext(
+                remembering, remembering, self._patterns.matches, self._forms, self._rules
+            ),
             source_id=self._config.id,
             progress=StreamProgress(begin),
-            registry=remembering,
-            catalog=remembering,
-            captures=self._patterns.matches,
-            forms=self._forms,
             prepared=tables,
-            held=registry.held(),
-            rules=self._rules,
+            holds=registry.holds(),
         )
-        stream = self._open_at(begin, server_id(self._config.id, "outline"))
+        stream = self._open_at(begin, server_id(self._config.id, "sections"))
         yield from plan_sections(stream, planner, tables, begin, log_bytes=log_bytes, server=server)
 
     def read_section(
@@ -376,19 +381,14 @@ class MysqlSource:
         if self.identity() != section.server:
             raise SourceUnavailable(f"{self._server.where}: another server has taken its place")
         decoder = MysqlDecoder(
+            self._context(section.tables, section.tables),
             source_id=self._config.id,
             progress=StreamProgress(section.start),
-            registry=section.tables,
-            catalog=section.tables,
-            captures=self._patterns.matches,
-            forms=self._forms,
             outboxes=self._outboxes,
-            rules=self._rules,
-            whole_inserts=self._whole_inserts,
             prepared=section.tables,
             until=section.end,
         )
-        stream = self._open_at(section.start, server_id(self._config.id, f"lane {reader}"))
+        stream = self._open_at(section.start, server_id(self._config.id, f"section {reader}"))
         with contextlib.closing(stream):
             for batch in self._batches(stream, decoder, section.start, limits):
                 end = None if batch.end is None else _binlog(batch.end)
@@ -405,10 +405,10 @@ class MysqlSource:
             self._server, position, reader_id, _OPEN_SECONDS, follow=False, expected=self._identity
         )
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of a table, and yield the changes that `read` would have yielded.
+        """Decode the parked events of a table; yield the changes that `read` would have yielded.
 
         The table's definition after the last event is stored for the log after `position`, unless
         one is stored already.
@@ -420,7 +420,7 @@ class MysqlSource:
         name = (str(fields["db"]), str(fields["table"]))
         now = tables_now(self._server, name) if fields.get("catalog") else {}
         tables = tables_of_fix(fields, name, now)
-        yield from decode_held(
+        yield from decode_parked(
             events,
             tables,
             source_id=self._config.id,
@@ -516,7 +516,7 @@ class MysqlSource:
         with self._server.query(_OPEN_SECONDS) as session:
             identity.check_same(session, where, self._identity)
             facts = server_log.facts(session, where)
-            server_log.check_held(session, where, start, facts)
+            server_log.check_log_kept(session, where, start, facts)
             if not facts.gtids or start.gtid_set is not None:
                 return start
             if session.is_mariadb:

@@ -206,7 +206,7 @@ def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
     return values
 
 
-_IDS = 4_000_000_000
+_IDS = 4_000_000_000  # server ids have 32 bits, and 0 is none
 
 
 def server_id(source_id: str, purpose: str = "read") -> int:
@@ -216,7 +216,7 @@ def server_id(source_id: str, purpose: str = "read") -> int:
     the log must not have the id of a run's reader.
 
     For `read` it is 1 + CRC32 of the source's id. The other purposes are `peek`, `look ahead`,
-    `prepared`, `again`, `outline`, `rights`, and `lane` with a number.
+    `prepared`, `again`, `sections`, `rights`, and `section` with a number.
     """
     text = source_id if purpose == "read" else f"{source_id}/{purpose}"
     return 1 + zlib.crc32(text.encode()) % _IDS
@@ -295,6 +295,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
     """A server of MySQL or MariaDB, through its binary log."""
 
     name = "mysql"
+    sample: Mapping[str, Any] = {"dsn": "{{ env.MYSQL_DSN }}", "tables": ["shop.*"]}
     title = "MySQL"
     summary = "A MySQL source: the binary log, read as a replica does."
     config = MysqlSourceConfig

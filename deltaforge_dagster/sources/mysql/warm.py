@@ -12,6 +12,7 @@ from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext
 
 SAMPLE = bytes.fromhex("""
 2d000001008532576904010000002c000000000000002000040000000000000062696e6c6f672e303030303031755d26
@@ -46,11 +47,9 @@ def warm() -> None:
 def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> MysqlDecoder:
     """Return a decoder without server and catalog; without `registry`, it registers nothing."""
     return MysqlDecoder(
+        MysqlTableContext(registry, _NoTables(), captures=lambda _database, _table: True),
         source_id="sample",
         progress=LogPlaces(),
-        registry=registry,
-        catalog=_NoTables(),
-        captures=lambda _database, _table: True,
         prepared=_NoLog(),
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.positions import Position, format_lsn
 
 _LSN = re.compile(r"^([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})$")
 
@@ -59,3 +59,14 @@ class LsnPosition:
 
     def __lt__(self, other: LsnPosition) -> bool:
         return self.lsn < other.lsn
+
+
+def lsn_of(position: Position) -> int:
+    """Return the LSN of a position.
+
+    Raises:
+        CorruptLog: It is a position of another kind of source.
+    """
+    if not isinstance(position, LsnPosition):
+        raise CorruptLog(f"not a PostgreSQL position: {position.to_json()}")
+    return position.lsn

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
 
@@ -21,7 +20,6 @@ from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import (
-    CorruptLog,
     NotAllowed,
     SourceMisconfigured,
     SourceUnavailable,
@@ -31,7 +29,6 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, RetainedLog, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
-from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.refusals import FUNCTION_REFUSED
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
 from deltaforge_dagster.sources.postgres.connection.server import (
@@ -41,11 +38,12 @@ from deltaforge_dagster.sources.postgres.connection.server import (
 from deltaforge_dagster.sources.postgres.connection.service import after_restart
 from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
-from deltaforge_dagster.sources.postgres.decode.decoder import DecodedPgoutput, PostgresDecoder
+from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.pgoutput import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
-from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableContext
+from deltaforge_dagster.sources.postgres.position import LsnPosition, lsn_of, parse_lsn
 from deltaforge_dagster.sources.postgres.preflight import heartbeat_right, preflight
 from deltaforge_dagster.sources.postgres.snapshot.column_fills import CatalogFills
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
@@ -55,17 +53,9 @@ from deltaforge_dagster.sources.postgres.stream import (
     slot_setup,
     slots,
 )
-from deltaforge_dagster.sources.postgres.stream.replication import (
-    SILENCE_SECONDS,
-    STATUS_SECONDS,
-    ReplicationStream,
-    refusal,
-    start_command,
-    stream_error,
-)
+from deltaforge_dagster.sources.postgres.stream.slot_reader import SlotReader
 from deltaforge_dagster.sources.postgres.stream.slots import Heartbeat
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
-from deltaforge_dagster.sources.stream import ReadBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
@@ -75,7 +65,6 @@ _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
 _PEEK_SECONDS = 2.5  # the statement itself may take half a second less
 _OPEN_SECONDS = 30.0
-_HANDSHAKE_SECONDS = 10.0
 _NO_MESSAGES = (
     "this server sends no logical messages, of which source.config.outbox.prefixes speaks "
     "(PostgreSQL does from 14 on)"
@@ -119,9 +108,7 @@ class PostgresSource:
             config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
         )
         self._outboxes = Globs(() if config.outbox is None else config.outbox.prefixes)
-        self._lock = threading.Lock()
-        self._stream: ReplicationStream | None = None
-        self._closed = False
+        self._slot = SlotReader(self._server, config, self._patterns, options, settings=self._facts)
 
     def __reduce__(self) -> tuple[type[PostgresSource], tuple[object, ...]]:
         """Pickle only the arguments: the copy is a new, unconnected source."""
@@ -151,7 +138,7 @@ class PostgresSource:
             SourceUnavailable: No connection; try again.
             StartDelayed: Open transactions delay the slot; try again, or use `await_start`.
         """
-        wanted = None if at is None else _lsn(at)
+        wanted = None if at is None else lsn_of(at)
         with self._server.query(_START_SECONDS) as connection:
             return slot_setup.ensure_start(
                 connection,
@@ -179,7 +166,7 @@ class PostgresSource:
                 config,
                 self._patterns,
                 facts=facts,
-                at=None if at is None else _lsn(at),
+                at=None if at is None else lsn_of(at),
             )
         if slot is None or slot.confirmed_lsn is None:
             failover = self._options.failover_slot
@@ -241,8 +228,8 @@ class PostgresSource:
         restart = None if slot is None else slot.restart_lsn
         return RetainedLog(
             LsnPosition(flushed),
-            max(0, flushed - _lsn(captured)),
-            None if confirmed is None else max(0, flushed - _lsn(confirmed)),
+            max(0, flushed - lsn_of(captured)),
+            None if confirmed is None else max(0, flushed - lsn_of(confirmed)),
             None if restart is None else max(0, flushed - restart),
             limit,
             limited_by=None if limit is None else slots.LIMIT,
@@ -267,7 +254,7 @@ class PostgresSource:
         with server.query(_PEEK_SECONDS) as connection:
             facts = self._facts(connection)
             slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
-            begin = max(_lsn(after), slot.confirmed_lsn or 0)
+            begin = max(lsn_of(after), slot.confirmed_lsn or 0)
             if facts.flushed_lsn <= begin:
                 return False
             if facts.flushed_lsn - begin > slots.MAX_UNCONFIRMED_BYTES:
@@ -278,7 +265,7 @@ class PostgresSource:
                     slot=slot,
                     publication=config.publication,
                     name=config.slot,
-                    after=_lsn(after),
+                    after=lsn_of(after),
                     foreign=publications.foreign(connection, config.publication, self._patterns),
                     version=facts.version,
                 )
@@ -321,7 +308,7 @@ class PostgresSource:
             facts = self._facts(connection)
             slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
             if position is not None:
-                slots.check_start(slot, server, config.slot, _lsn(position), facts.flushed_lsn)
+                slots.check_start(slot, server, config.slot, lsn_of(position), facts.flushed_lsn)
             publications.extend(connection, server, config.publication, self._patterns)
             coverage = publications.coverage(connection, config.publication, self._patterns)
             if coverage is None:
@@ -403,28 +390,31 @@ class PostgresSource:
             UnsupportedEvent: The log contains a message that this version does not decode.
         """
         assert isinstance(start, LsnPosition)
-        stream = self._open(start)
+        stream = self._slot.open(start)
         unchanged_toast = self._unchanged_toast()
         server_catalog = catalog.PostgresCatalog(self._server.query)
-        decoder = PostgresDecoder(
-            source_id=self._config.id,
-            db=self._server.database,
-            start=start,
-            registry=registry,
-            catalog=server_catalog,
-            numbers=ColumnNumbers(server_catalog.columns, registry, start),
-            fills=CatalogFills(self._server.query),
+        context = PostgresTableContext(
+            self._server.database,
+            registry,
+            server_catalog,
             captures=self._patterns.matches,
-            unchanged_toast=unchanged_toast,
             outboxes=self._outboxes,
-            held=registry.held(),
             rules=self._rules,
             built_in=self._built_in,
+            numbers=ColumnNumbers(server_catalog.columns, registry, start),
+            fills=CatalogFills(self._server.query),
+        )
+        decoder = PostgresDecoder(
+            context,
+            source_id=self._config.id,
+            start=start,
+            unchanged_toast=unchanged_toast,
+            holds=registry.holds(),
         )
         seconds = self._options.heartbeat_seconds
         heartbeat = None if seconds is None else Heartbeat(self._server, seconds)
         try:
-            yield from self._batches(stream, decoder, limits)
+            yield from self._slot.batches(stream, decoder, limits)
         finally:
             if heartbeat is not None:
                 heartbeat.stop()
@@ -446,10 +436,10 @@ class PostgresSource:
             "forgets what was confirmed; only MySQL keeps its log for other readers"
         )
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table; yield the changes that `read` would have yielded.
+        """Decode the parked events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -463,22 +453,25 @@ class PostgresSource:
         server_catalog = catalog.PostgresCatalog(
             self._server.query, remade=bool(fields.get("catalog"))
         )
-        decoder = PostgresDecoder(
-            source_id=self._config.id,
-            db=self._server.database,
-            start=LsnPosition(0),
-            registry=registry,
-            catalog=server_catalog,
-            # Each held change has its table's description with it.
-            numbers=ColumnNumbers(functools.cache(server_catalog.columns), registry, position),
-            fills=CatalogFills(self._server.query),
+        context = PostgresTableContext(
+            self._server.database,
+            registry,
+            server_catalog,
             captures=lambda _schema, _table: True,
-            unchanged_toast=unchanged_toast,
             rules=self._rules,
             built_in=self._built_in,
+            # Each parked change has its table's description with it.
+            numbers=ColumnNumbers(functools.cache(server_catalog.columns), registry, position),
+            fills=CatalogFills(self._server.query),
+        )
+        decoder = PostgresDecoder(
+            context,
+            source_id=self._config.id,
+            start=LsnPosition(0),
+            unchanged_toast=unchanged_toast,
         )
         try:
-            yield from decoder.decode_held(events)
+            yield from decoder.decode_parked(events)
         finally:
             if isinstance(unchanged_toast, Reselection):
                 unchanged_toast.close()
@@ -488,17 +481,11 @@ class PostgresSource:
 
         A position that the stream has not reached yet is confirmed once it has.
         """
-        with self._lock:
-            if self._stream is not None:
-                self._stream.confirm(_lsn(position))
+        self._slot.confirm(lsn_of(position))
 
     def close(self) -> None:
         """End the stream, after a last status message. The source cannot be used any more."""
-        with self._lock:
-            self._closed = True
-            stream = self._stream
-        if stream is not None:
-            stream.close()
+        self._slot.close()
 
     def identity(self) -> str:
         """Return `system_identifier/timeline`."""
@@ -515,7 +502,7 @@ class PostgresSource:
             PositionLost: The log that was read is not part of this server's history, or the slot is
                 missing or behind.
         """
-        at = LsnPosition(_lsn(position))
+        at = LsnPosition(lsn_of(position))
         with self._server.query(_OPEN_SECONDS) as connection:
             return identity.relocate(
                 connection,
@@ -597,77 +584,6 @@ class PostgresSource:
                 return OMIT
         return Reselection(self._server)
 
-    def _open(self, start: LsnPosition) -> ReplicationStream:
-        config, server = self._config, self._server
-        with server.query(_OPEN_SECONDS) as connection:
-            facts = self._facts(connection)
-            slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
-            if slot.unreserved:
-                logger.warning(
-                    "%s: %s", server.where, slots.short_of_log(connection, config.slot).text
-                )
-            slots.check_start(slot, server, config.slot, start.lsn, facts.flushed_lsn)
-            publications.extend(connection, server, config.publication, self._patterns)
-            publications.check(connection, server, config.publication, self._patterns)
-            slots.claim(connection, server, config.slot)
-            if self._options.failover_slot and not slot.failover:
-                slots.check_failover(server, facts.version)
-                slots.make_failover(server, config.slot)
-            slots.log_running_transactions(connection)
-            command = start_command(connection, config, start, facts.version)
-            # With a longer timeout, or none, the slot would stay in use by a reader that is frozen.
-            silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)
-            connected = server.replicate(connection, _HANDSHAKE_SECONDS, silence)
-        stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
-        with self._lock:
-            self._stream = stream
-            closed = self._closed  # perhaps by another thread, while this one was connecting
-        try:
-            if closed:
-                stream.close()
-            stream.passed(start.lsn)
-            stream.start(command)
-        except RefusedError as refused:
-            stream.close()
-            raise refusal(refused, server, config, started=False) from None
-        except BaseException:
-            stream.close()
-            raise
-        return stream
-
-    def _batches(
-        self, stream: ReplicationStream, decoder: PostgresDecoder, limits: ReadLimits
-    ) -> Iterator[ChangeBatch]:
-        buffer = ReadBuffer(limits.max_bytes)
-        while True:
-            if not buffer.fill(stream.receive, limits.max_wait):
-                yield ChangeBatch(None, None)
-                continue
-            decoded = decoder.feed(buffer.data, buffer.length)
-            if decoded.reply_requested:
-                stream.send_status()
-            yield from self._pass_on(stream, decoded, limits)
-            if decoded.foreign:
-                raise stream_error(
-                    stream,
-                    bytes(buffer.data[decoded.consumed : buffer.length]),
-                    self._server,
-                    self._config,
-                )
-            buffer.drop(decoded.consumed)
-
-    def _pass_on(
-        self, stream: ReplicationStream, decoded: DecodedPgoutput, limits: ReadLimits
-    ) -> Iterator[ChangeBatch]:
-        for batch in decoded.batches:
-            if batch.end is not None:
-                stream.passed(_lsn(batch.end))
-            yield from batch.split(limits.max_events)
-        if decoded.error is not None:
-            raise decoded.error
-        if not decoded.batches:
-            yield ChangeBatch(None, None)
-
     def _facts(self, connection: psycopg.Connection) -> catalog.ServerSettings:
         facts, where = catalog.facts(connection, self._server), self._server.where
         if facts.standby:
@@ -682,12 +598,6 @@ class PostgresSource:
         if self._outboxes and facts.version < MESSAGES_VERSION:
             raise SourceMisconfigured(f"{where}: {_NO_MESSAGES}")
         return facts
-
-
-def _lsn(position: Position) -> int:
-    if not isinstance(position, LsnPosition):
-        raise CorruptLog(f"not a PostgreSQL position: {position.to_json()}")
-    return position.lsn
 
 
 def _flushed(connection: psycopg.Connection) -> LsnPosition:

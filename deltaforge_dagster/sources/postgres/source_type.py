@@ -156,6 +156,12 @@ class PostgresSourceType(SourceType[PostgresSourceConfig]):
     """A database of PostgreSQL, through a replication slot."""
 
     name = "postgres"
+    sample: Mapping[str, Any] = {
+        "dsn": "{{ env.POSTGRES_DSN }}",
+        "slot": "NAME",
+        "publication": "NAME",
+        "tables": ["public.*"],
+    }
     title = "PostgreSQL"
     summary = "A PostgreSQL source: logical replication through pgoutput."
     config = PostgresSourceConfig

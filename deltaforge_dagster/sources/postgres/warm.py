@@ -5,6 +5,7 @@ from __future__ import annotations
 from deltaforge_dagster.sources.base import DetachedRegistry, SchemaRegistry
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableContext
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 
 SAMPLE = bytes.fromhex("""
@@ -37,14 +38,10 @@ def detached_decoder(registry: SchemaRegistry = _UNREGISTERED) -> PostgresDecode
 
     It knows only built-in types, and has no registry unless one is given.
     """
-    return PostgresDecoder(
-        source_id="sample",
-        db="sample",
-        start=LsnPosition(0),
-        registry=registry,
-        catalog=_BuiltInTypes(),
-        captures=lambda _schema, _table: True,
+    context = PostgresTableContext(
+        "sample", registry, _BuiltInTypes(), captures=lambda _schema, _table: True
     )
+    return PostgresDecoder(context, source_id="sample", start=LsnPosition(0))
 
 
 class _BuiltInTypes:

@@ -2,7 +2,7 @@ r"""Apply column rules to row images before they become a record batch.
 
 Sources write complete row images into scratch memory. If rules apply to a table, only the images
 that the kernel `hide_values` rewrites go into the record batch. So no hidden value is ever
-journaled, held, sent, logged or counted.
+journaled, parked, sent, logged or counted.
 
 An image is JSON text as a source writes it: `{"column":value,...}`, with columns in the table's
 order, some of them missing, without white space. Images from the log and from a SELECT are treated
@@ -122,14 +122,14 @@ class Hiding:
         self._names: list[str] = []
 
     def refuse_to_hold(self, schema: str, table: str, reason: str) -> None:
-        """Raise an error if changes of a table must not be held because column rules apply to it.
+        """Raise an error if changes of a table must not be parked because column rules apply to it.
 
-        Held changes are stored as raw log events, which contain the values that the rules hide.
+        Parked changes are stored as raw log events, which contain the values that the rules hide.
 
         Args:
             schema: The table's schema; for MySQL, its database.
             table: The table.
-            reason: Why its changes would be held.
+            reason: Why its changes would be parked.
 
         Raises:
             SourceMisconfigured: A rule's table pattern matches the table.

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.sources.base import HeldEvent, SchemaRegistry, SourceNotes
+from deltaforge_dagster.sources.base import ParkedEvent, SchemaRegistry, SourceNotes
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import HiddenTable
 from deltaforge_dagster.sources.turso.connection import TursoSession, identifier
@@ -63,13 +63,13 @@ class Part:
         changes: The changes.
         end: The position after them, at which a segment may end; None inside a transaction.
         reached: The position of the reading after them.
-        held: Events that must be held.
+        parked: Events of tables on hold.
     """
 
     changes: Sequence[TursoChange]
     end: TursoPosition | None
     reached: TursoPosition
-    held: tuple[HeldEvent, ...] = ()
+    parked: tuple[ParkedEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Batches:
         return stamped
 
 
-_VERSION, _VARIANT = 7 << 76, 2 << 62
+_VERSION, _VARIANT = 7 << 76, 2 << 62  # the fixed bits of such a UUID (RFC 9562, section 5.7)
 
 
 def event_id(source_id: str, change_id: str, ts_us: int) -> str:

@@ -32,7 +32,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     UnsupportedEvent,
 )
-from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
+from deltaforge_dagster.sources.base import ParkedEvent, SourceNotes
 from deltaforge_dagster.sources.turso.changes import Part, Step, TursoChange, mean_bytes
 from deltaforge_dagster.sources.turso.connection import (
     Row,
@@ -133,11 +133,11 @@ class NativeLog:
         """Return a reading of the changes after a position."""
         return NativeReading(self, start, notes)
 
-    def held(self, data: bytes, create_table: str | None) -> TursoChange:
-        """Decode a held change.
+    def parked(self, data: bytes, create_table: str | None) -> TursoChange:
+        """Decode a parked change.
 
         Args:
-            data: `HeldEvent.data`.
+            data: `ParkedEvent.data`.
             create_table: The table's definition at that time, as given by the user; None to use the
                 stored one.
 
@@ -278,12 +278,12 @@ class _OpenTransaction:
     """The changes of an open transaction that were read so far."""
 
     changes: list[TursoChange] = field(default_factory=list)
-    held: list[HeldEvent] = field(default_factory=list)
+    parked: list[ParkedEvent] = field(default_factory=list)
 
     def behind(self, part: Part) -> Part:
         """Return a part with these changes appended."""
-        held = (*part.held, *self.held)
-        return replace(part, changes=[*part.changes, *self.changes], held=held)
+        parked = (*part.parked, *self.parked)
+        return replace(part, changes=[*part.changes, *self.changes], parked=parked)
 
 
 @dataclass(slots=True)
@@ -356,10 +356,10 @@ class NativeReading:
             complete, transaction, ended = transaction.behind(complete), _OpenTransaction(), self.at
             self._end_window()
         parts = []
-        if ended is not None and (ended != start or complete.changes or complete.held):
+        if ended is not None and (ended != start or complete.changes or complete.parked):
             parts.append(replace(complete, end=ended, reached=ended))
         rest = transaction.behind(Part([], None, self.at))
-        return [*parts, rest] if rest.changes or rest.held else parts
+        return [*parts, rest] if rest.changes or rest.parked else parts
 
     def _end_transaction(self, transaction: _OpenTransaction) -> None:
         """Mark the last change of a transaction that was read completely with `tx_end`."""
@@ -393,7 +393,7 @@ class NativeReading:
         elif not self.log.captures(str(name)):
             return
         else:
-            change = self._decode(row, str(name), transaction.held)
+            change = self._decode(row, str(name), transaction.parked)
         if change is not None:
             if self._last is not None:
                 transaction.changes.append(self._last)
@@ -427,14 +427,14 @@ class NativeReading:
             ddl=orjson.dumps({"sql": change.sql, "database": DB}).decode(),
         )
 
-    def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> TursoChange | None:
-        """Decode a change; None if it is held instead.
+    def _decode(self, row: Row, name: str, parked: list[ParkedEvent]) -> TursoChange | None:
+        """Decode a change; None if it is parked instead.
 
-        If its table is held, or its definition is uncertain, the change is added to `held`.
+        If its table is on hold, or its definition is uncertain, the change is added to `parked`.
         """
         assert self._tables is not None
         full_name, sql = f"{DB}.{name!s}", self._tables.get(name)
-        reason = self.notes.held().get(full_name)
+        reason = self.notes.holds().get(full_name)
         if reason is None and (sql is None or name in self._uncertain):
             sql = None
             reason = (
@@ -452,7 +452,7 @@ class NativeReading:
             base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row
         ]
         data = orjson.dumps({"table": full_name, "row": kept, "index": self._index, "sql": sql})
-        held.append(HeldEvent(full_name, reason, data))
+        parked.append(ParkedEvent(full_name, reason, data))
         self._index += 1
         return None
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import orjson
 
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
+from deltaforge_dagster.sources.base import ParkedEvent, SourceNotes
 from deltaforge_dagster.sources.turso.changes import Part, Step, TursoChange
 from deltaforge_dagster.sources.turso.connection import (
     Row,
@@ -136,12 +136,12 @@ class PollingReading:
                 seen[table.name] = _rowid(rows[-1])
                 at = _position(seen)
                 changes = [_change(table, row, now_us) for row in rows]
-                reason = self.notes.held().get(table.table.full_name)
+                reason = self.notes.holds().get(table.table.full_name)
                 if reason is None:
                     parts.append(Part(changes, at, at))
                 else:
-                    held = tuple(_held(table, change, reason) for change in changes)
-                    parts.append(Part([], at, at, held))
+                    parked = tuple(_parked(table, change, reason) for change in changes)
+                    parts.append(Part([], at, at, parked))
         self.at = at
         return Step(parts, more)
 
@@ -161,14 +161,14 @@ def _change(table: Definition, row: Row, now_us: int) -> TursoChange:
     )
 
 
-def _held(table: Definition, change: TursoChange, reason: str) -> HeldEvent:
+def _parked(table: Definition, change: TursoChange, reason: str) -> ParkedEvent:
     kept = {"sql": table.sql, "ts_us": change.ts_us, "number": change.number}
     data = orjson.dumps({**kept, "after": change.after, "key": change.key})
-    return HeldEvent(table.table.full_name, reason, data)
+    return ParkedEvent(table.table.full_name, reason, data)
 
 
-def held(data: bytes) -> TursoChange:
-    """Decode a held change from `HeldEvent.data`."""
+def parked(data: bytes) -> TursoChange:
+    """Decode a parked change from `ParkedEvent.data`."""
     kept = orjson.loads(data)
     return TursoChange(
         table=definition(kept["sql"]).table,

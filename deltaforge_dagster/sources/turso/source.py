@@ -274,10 +274,10 @@ class TursoSource:
             )
         yield from self._changes(way, position, limits, registry, tidy=False)
 
-    def decode_held(
+    def decode_parked(
         self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Decode the held events of one table; yield the changes that `read` would have yielded.
+        """Decode the parked events of one table; yield the changes that `read` would have yielded.
 
         Raises:
             UnsupportedEvent: The events still cannot be decoded.
@@ -289,11 +289,11 @@ class TursoSource:
         for data in events:
             match log:
                 case NativeLog():
-                    change: TursoChange = log.held(data, create_table)
+                    change: TursoChange = log.parked(data, create_table)
                 case triggers.TriggerLog():
-                    change = log.held(data)
+                    change = log.parked(data)
                 case _:
-                    change = polling.held(data)
+                    change = polling.parked(data)
             yield with_tx_end(batches.batch([change], at))
 
     def confirm(self, position: Position) -> None:
@@ -406,7 +406,7 @@ class TursoSource:
         reading = way.log.reading(start, registry)
         batches = Batches(self._config.id, self._rules, registry)
         page = min(self._config.batch_size, limits.max_events)
-        deleted = start
+        deleted: TursoPosition | None = None
         while True:
             self._refuse_closed()
             self._make_triggers(way, _OPEN_SECONDS)
@@ -443,15 +443,17 @@ class TursoSource:
         if self._closed.is_set():
             raise SourceUnavailable(f"{self._ways.where}: the source was closed")
 
-    def _delete(self, way: Way, deleted: TursoPosition) -> TursoPosition:
+    def _delete(self, way: Way, deleted: TursoPosition | None) -> TursoPosition | None:
         """Delete the changes that were confirmed since the last call.
 
         Returns:
-            The position up to which changes are deleted.
+            The position up to which changes are deleted; None as long as it is not known.
         """
         with self._lock:
             confirmed = self._confirmed
-        if way.mode != triggers.MODE or confirmed is None or confirmed <= deleted:
+        if way.mode != triggers.MODE or confirmed is None:
+            return deleted
+        if deleted is not None and confirmed <= deleted:
             return deleted
         try:
             with way.database.session(_TIDY_SECONDS, write=True) as session:
@@ -464,7 +466,7 @@ class TursoSource:
 def _batch(batches: Batches, part: Part) -> ChangeBatch:
     rows = batches.batch(part.changes, part.reached) if part.changes else None
     size = 0 if rows is None else rows.nbytes
-    return ChangeBatch(rows, part.end, size, part.held)
+    return ChangeBatch(rows, part.end, size, part.parked)
 
 
 def _turso_position(position: Position) -> TursoPosition:

@@ -210,6 +210,7 @@ class TursoSourceType(SourceType[TursoSourceConfig]):
     """A database of Turso, libSQL or SQLite, whose change table or new rows are polled."""
 
     name = "turso"
+    sample: Mapping[str, Any] = {"url": "{{ env.TURSO_URL }}", "tables": ["*"]}
     title = "Turso"
     summary = "A Turso, libSQL or SQLite source, whose change table or new rows are polled."
     config = TursoSourceConfig

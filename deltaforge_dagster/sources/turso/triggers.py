@@ -41,7 +41,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     UnsupportedEvent,
 )
-from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
+from deltaforge_dagster.sources.base import ParkedEvent, SourceNotes
 from deltaforge_dagster.sources.turso.changes import Part, Step, TursoChange, mean_bytes
 from deltaforge_dagster.sources.turso.connection import (
     Row,
@@ -330,8 +330,8 @@ class TriggerLog:
         """Return a reading of the changes after a position."""
         return TriggerReading(self, start, notes)
 
-    def held(self, data: bytes) -> TursoChange:
-        """Decode a held change from `HeldEvent.data`."""
+    def parked(self, data: bytes) -> TursoChange:
+        """Decode a parked change from `ParkedEvent.data`."""
         kept = orjson.loads(data)
         return self._change(kept["row"], definition(kept["sql"]))
 
@@ -421,24 +421,26 @@ class TriggerReading:
         if not rows:
             return Step()
         current = statements(session)
-        changes, held = [], []
+        changes, parked = [], []
         for row in rows:
             name = str(row[1])
             if not self.log.captures(name):
                 continue
             # The rows of a dropped table say which columns they have, but not what its key was.
             sql = current.get(name) or f"CREATE TABLE {identifier(name)} (_df_gone)"
-            reason = self.notes.held().get(f"{DB}.{name}")
+            reason = self.notes.holds().get(f"{DB}.{name}")
             if reason is not None:
                 data = orjson.dumps({"row": list(row), "sql": sql})
-                held.append(HeldEvent(f"{DB}.{name}", reason, data))
+                parked.append(ParkedEvent(f"{DB}.{name}", reason, data))
                 continue
             changes.append(self.log._change(row, definition(sql)))  # noqa: SLF001
         last = rows[-1][0]
         assert isinstance(last, int)
         self.at = TursoPosition(MODE, last)
         read_bytes = sum(len(text) for row in rows for text in row[3:5] if isinstance(text, str))
-        return Step([Part(changes, self.at, self.at, tuple(held))], len(rows) >= limit, read_bytes)
+        return Step(
+            [Part(changes, self.at, self.at, tuple(parked))], len(rows) >= limit, read_bytes
+        )
 
 
 def forget(session: TursoSession, position: TursoPosition) -> None:

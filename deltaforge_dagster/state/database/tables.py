@@ -60,7 +60,7 @@ pipelines = Table(
     Column("confirmed_position", Text),
     Column("next_segment", BigInteger, nullable=False),
     Column("next_range", BigInteger, nullable=False),
-    Column("want", Text, nullable=False),
+    Column("desired_state", Text, nullable=False),
     Column("probe_after", Double, nullable=False),
     Column("probe_wait", Double, nullable=False),
     Column("capture_pause", Text),
@@ -175,7 +175,7 @@ checkpoints = Table(
     Column("remedy", JSON),  # commands that fix the last error
     Column("failing_since", Double),
     Column("updated_at", Double, nullable=False),
-    Column("lineage", Text),
+    Column("incarnation", Text),
     Column("overrules", Boolean, nullable=False),
     Column("skip", Text),
     Column("notice", Text),
@@ -206,7 +206,7 @@ holds = Table(
     Column("since_position", Text, nullable=False),
     Column("events", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    Column("mend", Text),
+    Column("remedy", Text),
     Column("last_segment", BigInteger),
 )
 
@@ -269,12 +269,12 @@ undelivered = Table(
     Column("ordinals", JSON, nullable=False),  # [first, last] of consecutive ordinals, in order
 )
 
-lake_commits = Table(
-    "lake_commit",
+table_commits = Table(
+    "table_commit",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("sink", Text, primary_key=True),
-    # A table that is held, as a JSON array; empty for the front (`lake_commits`).
+    # A table that is suspended, as a JSON array; empty for the front (`table_commits`).
     Column("destination", Text, primary_key=True),
     Column("segment", BigInteger, nullable=False),
     Column("planned_to", BigInteger),
@@ -284,33 +284,33 @@ lake_commits = Table(
     Column("since", Double),
     Column("next_attempt_at", Double, nullable=False),
     Column("failures", BigInteger, nullable=False),
-    Column("remedy", JSON),  # commands that let a held table go on
+    Column("remedy", JSON),  # commands that let a suspended table go on
 )
 
-lake_pending = Table(
-    "lake_pending",
+table_pending = Table(
+    "table_pending",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("sink", Text, primary_key=True),
-    Column("destination", Text, primary_key=True),  # as in `lake_commit`
+    Column("destination", Text, primary_key=True),  # as in `table_commit`
     Column("source", JSON, nullable=False),
     Column("segment", BigInteger, nullable=False),
     Column("changes", BigInteger, nullable=False),
     Column("since", Double, nullable=False),
 )
 
-lake_resyncs = Table(
-    "lake_resync",
+table_resyncs = Table(
+    "table_resync",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("sink", Text, primary_key=True),
-    Column("destination", Text, primary_key=True),  # as in `lake_commit`
+    Column("destination", Text, primary_key=True),  # as in `table_commit`
     Column("table_name", Text, nullable=False),  # full name in the source
     Column("begun", Boolean, nullable=False),
 )
 
-lake_writes = Table(
-    "lake_write",
+table_writes = Table(
+    "table_write",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("sink", Text, primary_key=True),
@@ -361,7 +361,7 @@ chunks = Table(
     Column("checksum", Text),
     Column("rows", BigInteger),
     Column("bytes", BigInteger),
-    Column("sight", Text),
+    Column("read_view", Text),
     Column("position", Text),
     Column("described", Text),
     Column("first_segment", BigInteger),
@@ -369,7 +369,7 @@ chunks = Table(
     Column("seconds", Double),
     # Set once the chunk is in the journal.
     Column("segment", BigInteger),
-    Column("spliced_rows", BigInteger),
+    Column("journaled_rows", BigInteger),
 )
 
 metrics = Table(
@@ -382,7 +382,7 @@ metrics = Table(
 )
 
 relocated_rows = Table(
-    "stray",
+    "relocated_row",
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("snapshot", BigInteger, primary_key=True, autoincrement=False),

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.files.check import check
 from deltaforge_dagster.installation.lake_jars import LAKE_JARS
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.state.make import held, position
 
 pytestmark = pytest.mark.postgres
@@ -114,9 +114,9 @@ def test_tables_with_old_timestamps_are_named(
     (tmp_path / "home").mkdir()
     store = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     with store.fenced(held(store)) as writer:
-        writer.lake_commits.restart("lake", 0)
+        writer.table_commits.restart("lake", 0)
         written = TableWrite(("public", "orders"), ("public", "orders"), [("at", "timestamp")], 1, position(1), 0.0, int64_timestamps=False)  # fmt: skip
-        writer.lake_commits.advance("lake", 1, (), [written])
+        writer.table_commits.advance("lake", 1, (), [written])
     store.close()
 
     findings = json.loads(run(file, "--json").output.splitlines()[-1])["findings"]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.records import HoldPart
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held, position, table
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
         for columns, at in (("a", 1), ("ab", 3), ("a", 5)):
             writer.schemas.register("acme", table(*columns), position(at), pause=True)
         writer.schemas.register("acme", table("x", name="items"), position(4), pause=True)
-        part = HeldPart(SCHEMA, TABLE, "version 2 waits", position(2), "path", "sum", 12, 99)
+        part = HoldPart(SCHEMA, TABLE, "version 2 waits", position(2), "path", "sum", 12, 99)
         writer.holds.keep([part], position(5))
     yield opened
     opened.close()

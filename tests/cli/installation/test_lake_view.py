@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.state.make import position
 
@@ -53,12 +53,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
             schema = TableSchema("db", "public", table, columns, columns[0:1] and ("id",))
             writer.schemas.register("acme", schema, position(1))
         for sink in ("lake", "ice"):
-            writer.lake_commits.restart(sink, 0)
+            writer.table_commits.restart(sink, 0)
             written = [
                 TableWrite(("public", table), ("public", table), COLUMNS, 1, "{}", 0.0)
                 for table in ("orders", "keyless")
             ]
-            writer.lake_commits.advance(sink, 1, (), written)
+            writer.table_commits.advance(sink, 1, (), written)
         writer.lease.release()
     yield opened
     opened.close()

@@ -336,16 +336,16 @@ def test_ctrl_c_amid_imports() -> None:
 
 NOTE = """
 import gc, json, linecache, os, sys
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 imported = lambda: sorted({"numba", "pandas", "pyspark", "grpc"} & set(sys.modules))
 sources = lambda: sorted(file for file in linecache.cache if "deltaforge_dagster" in file)
 notes = {}
-take = HeldLease.acquire
+take = ActiveLease.acquire
 def acquire(*arguments, **options):
     notes["before the lease"] = [*imported(), *sources()]
     notes["frozen"] = gc.isenabled() and gc.get_freeze_count() > 100_000
     return take(*arguments, **options)
-HeldLease.acquire = acquire
+ActiveLease.acquire = acquire
 from deltaforge_dagster.cli.main import app
 try: app(["run", sys.argv[1], "--until-caught-up"])
 finally: print(json.dumps(notes | {"in the end": imported()}))

@@ -98,7 +98,7 @@ def test_show(store: StateStore, lease: Lease) -> None:
 def test_reset_of_a_sink_that_writes_tables(store: StateStore, lease: Lease) -> None:
     """It says that tables skip what they have, unless nothing is delivered again."""
     with store.fenced(lease) as writer:
-        writer.lake_commits.restart("cache", 4)
+        writer.table_commits.restart("cache", 4)
         writer.lease.release()
 
     assert "Its tables skip what they have" in reset("oldest")

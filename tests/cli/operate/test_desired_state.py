@@ -45,7 +45,7 @@ def desired(store: StateStore) -> str:
     """Return the desired state of the pipeline."""
     row = store.pipelines.get("shop")
     assert row is not None
-    return row.want
+    return row.desired_state
 
 
 @pytest.mark.parametrize("begin", ["start", "resume"])

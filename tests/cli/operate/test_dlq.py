@@ -72,7 +72,7 @@ def test_a_sink_that_writes_tables_has_none(store: StateStore) -> None:
     row = store.leases.get(NAME)
     assert row is not None
     with store.fenced(Lease(NAME, "run-1", row.epoch, row.expires_at)) as writer:
-        writer.lake_commits.restart("lake", 0)
+        writer.table_commits.restart("lake", 0)
 
     for command in (["list"], ["redrive"], ["purge"]):
         assert "writes tables and has no dead letters" in refused(

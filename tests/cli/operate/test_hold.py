@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.records import HoldPart
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held, position
 
@@ -23,7 +23,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
     monkeypatch.setenv("COLUMNS", "200")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     lease = held(opened, "cache")
-    part = HeldPart("table", TABLE, "nobody knows it", position(1), "path", "sum", 12, 2048)
+    part = HoldPart("table", TABLE, "nobody knows it", position(1), "path", "sum", 12, 2048)
     with opened.fenced(lease) as writer:
         writer.holds.keep([part], position(2))
         writer.lease.release()
@@ -57,8 +57,10 @@ def test_release(store: StateStore, tmp_path: Path) -> None:
     assert result.stdout == f"{TABLE}: the next run delivers 12 held events.\n"
     (hold,) = store.holds.read(NAME)
     assert hold.state == "released"
-    assert json.loads(str(hold.mend)) == {
+    assert json.loads(str(hold.remedy)) == {
         "db": "shop",
         "table": "orders",
         "create_table": file.read_text(),
     }
+    listed = json.loads(CliRunner().invoke(app, ["hold", "list", NAME, "--json"]).stdout)["holds"]
+    assert [one["mend"] for one in listed] == [hold.remedy]  # scripts parse it by this name

@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.pipeline.control import user_requests
 from deltaforge_dagster.pipeline.control.unread_log import note_unread_log
 from deltaforge_dagster.pipeline.control.work import begin
-from deltaforge_dagster.pipeline.health.health import note_tick
+from deltaforge_dagster.pipeline.health.recorded import note_tick
 from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.state.store import StateStore
 from tests.sensors.test_tick_postgres import FILE

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.state.lake_commits import Rejection
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import Rejection
 from tests.state.make import position, table
 
 PIPELINE = """\
@@ -50,11 +50,11 @@ def test_a_resync_is_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     answer = {"pipeline": "shop", "sink": "lake", "tables": ["public.orders"]}
     assert json.loads(named.stdout.splitlines()[-1]) == answer
     with store.fenced(lease) as writer:
-        writer.lake_commits.restart("lake", 0)
-        writer.lake_commits.plan("lake", 1)
-        writer.lake_commits.advance("lake", 1, [Rejection(("public", "items"), "why", 0)])
+        writer.table_commits.restart("lake", 0)
+        writer.table_commits.plan("lake", 1)
+        writer.table_commits.advance("lake", 1, [Rejection(("public", "items"), "why", 0)])
     every = resync("--sink", "lake")
     assert every.stdout.startswith("public.items: 1 table of lake will be recreated")
-    found = store.lake_commits.resyncs("shop")
+    found = store.table_commits.resyncs("shop")
     assert [one.table_name for one in found] == ["public.items", "public.orders"]
     store.close()

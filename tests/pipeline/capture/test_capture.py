@@ -2,83 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import capture as capture_module
-from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureOptions
-from deltaforge_dagster.pipeline.capture.segments import Ranges
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.capture.conftest import Stage
 from tests.pipeline.changes import NOTHING, PlayedSource, eventually, transaction, unfinished
-
-
-class Stage:
-    """A pipeline with a real store, journal and lease, and no sinks or Spark."""
-
-    def __init__(self, store: StateStore, folder: Path) -> None:
-        self.store = store
-        self.journal = Journal(f"file://{folder}")
-        self.row = store.pipelines.register("p", "hash", ["s"])
-        store.pipelines.set_start("p", LsnPosition(0).to_json())
-        lease = HeldLease.acquire(
-            store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
-        )
-        assert lease is not None
-        self.lease = lease
-        self.opened: list[int] = []
-        self.ranges = Ranges(
-            store,
-            lease,
-            spec_hash="hash",
-            limits=RangeLimits(max_events=4),
-            opened=self.opened.append,
-        )
-        self.captured: list[int] = []
-
-    def capture(self, source: PlayedSource) -> Capture:
-        """Start capturing from where the store says."""
-        row = self.store.pipelines.get("p")
-        assert row is not None
-        return Capture(
-            LeasedRun(self.store, self.journal, self.lease, warn=lambda _: None),
-            CaptureOptions(
-                row=row,
-                limits=SegmentLimits(min_ms=1, max_ms=1000),
-                source_id="source",
-                tenant="acme",
-            ),
-            build_source=lambda: source,
-            ranges=self.ranges,
-            someone_waits=lambda: True,
-            segment_wanted=lambda: True,
-            captured=self.captured.append,
-        )
-
-    def journaled(self) -> list[int]:
-        """Return every captured id, in journal order."""
-        found: list[int] = []
-        for row in self.store.segments.read("p"):
-            self.journal.verify(row)
-            for batch in self.journal.open(row.path).iter_batches():
-                found += [int(one) for one in pa.Table.from_batches([batch])["pos"].to_numpy()]
-        return found
-
-
-@pytest.fixture
-def stage(sqlite_store: StateStore, tmp_path: Path) -> Iterator[Stage]:
-    """A stage whose lease is released at the end."""
-    made = Stage(sqlite_store, tmp_path / "journal")
-    yield made
-    made.lease.release()
 
 
 def test_changes_become_segments_and_ranges(stage: Stage) -> None:
@@ -129,6 +63,28 @@ def test_a_lost_connection_is_taken_up_where_the_journal_ends(
     assert capture.error is None
 
 
+def test_a_source_that_opens_again_is_told_what_was_confirmed_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no source is open nobody hears of a confirmed position, and it is not confirmed again."""
+    monkeypatch.setattr(capture_module, "Backoff", lambda: Backoff(initial=0.01))
+    source = PlayedSource([transaction(1), SourceUnavailable("cut"), transaction(2)])
+    started: list[Capture] = []
+
+    def build_source() -> PlayedSource:
+        if source.readers:  # between two attempts
+            eventually(lambda: started)
+            started[0].confirm(LsnPosition(1, 1))
+        return source
+
+    started.append(stage.capture(source, build_source))
+    eventually(lambda: started[0].rows == 2)
+    started[0].stop()
+
+    assert source.confirmed == [LsnPosition(1, 1)]
+    assert source.readers == [LsnPosition(0), LsnPosition(1)]
+
+
 def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -139,9 +95,12 @@ def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(
     capture = stage.capture(PlayedSource([NOTHING, transaction(1), transaction(2)]))
     failed = "the journal or the state store cannot be used now"
     eventually(lambda: failed in caplog.messages)
-    since = capture.failing_since
+    first = capture.failure
     eventually(lambda: caplog.messages.count(failed) == 5)
-    assert capture.failing_since == since is not None, "to read again is no success"
+    later = capture.failure
+    assert first is not None
+    assert later is not None, "to read again is no success"
+    assert later.since == first.since
     delays = [one.fields["sleep_seconds"] for one in caplog.records if failed == one.getMessage()]  # type: ignore[attr-defined]
     assert delays[-1] > 0, "the wait grows"
     (tmp_path / "journal").unlink()

@@ -17,9 +17,9 @@ from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture import segments as cutter_module
 from deltaforge_dagster.pipeline.capture.segments import Hold, SegmentCutter
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.records import HoldPart
 from tests.pipeline.changes import NOTHING, passed, transaction, unfinished
 
 WHENEVER = SegmentLimits(min_ms=0, max_ms=1000)
@@ -29,7 +29,7 @@ NEVER = SegmentLimits(min_ms=100_000, max_ms=100_000)
 class Kept:
     """Held events of a table, in memory."""
 
-    def __init__(self, event: HeldEvent, since: Position) -> None:
+    def __init__(self, event: ParkedEvent, since: Position) -> None:
         assert isinstance(since, LsnPosition)
         self.table = event.table
         self.since = since.lsn
@@ -37,12 +37,12 @@ class Kept:
         self.size = 0
         self.aborted = False
 
-    def write(self, event: HeldEvent) -> None:
+    def write(self, event: ParkedEvent) -> None:
         """Keep an event."""
         self.events.append(event.data)
         self.size += len(event.data)
 
-    def close(self) -> HeldPart:
+    def close(self) -> HoldPart:
         """Return no row: nothing is durable."""
         raise NotImplementedError
 
@@ -235,8 +235,8 @@ def test_segments_hold_whole_transactions_in_order(
 
 def held(table: str, *data: bytes, end: int | None = None) -> ChangeBatch:
     """Return events that are to be kept back, and the end of their transaction if it is known."""
-    events = tuple(HeldEvent(table, "why", one) for one in data)
-    return ChangeBatch(None, None if end is None else LsnPosition(end), held=events)
+    events = tuple(ParkedEvent(table, "why", one) for one in data)
+    return ChangeBatch(None, None if end is None else LsnPosition(end), parked=events)
 
 
 def test_held_events_are_cut_with_the_segment_of_their_transaction(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_refused_pipeline_can_be_stopped(sqlite_store: StateStore, files: File
 
     row = sqlite_store.pipelines.get("copy")
     assert row is not None
-    assert row.want == "stopped"
+    assert row.desired_state == "stopped"
 
 
 def test_a_file_with_a_new_name_takes_over(sqlite_store: StateStore, files: Files) -> None:

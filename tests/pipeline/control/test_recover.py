@@ -49,7 +49,7 @@ def test_one_snapshot_for_all(
     row = store.journals.recover("shop", {"copy": {("copied", "orders"): "public.orders"}})
     assert (row.start_position, row.captured_position) == (None, None)
     assert row.uid != before.uid
-    (resync,) = store.lake_commits.resyncs("shop")
+    (resync,) = store.table_commits.resyncs("shop")
     assert (resync.sink, resync.table_name, resync.begun) == ("copy", "public.orders", True)
     row = store.pipelines.set_start("shop", POSITION)
     (wanted,) = store.snapshots.read("shop")

@@ -14,7 +14,8 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import AuthFailed, SinkUnavailable
 from deltaforge_dagster.pipeline.control.secret_changes import with_restart_hint
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.health.health import capture_failed, health
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.health.recorded import capture_failed
 from deltaforge_dagster.state.store import StateStore
 
 FILE = """\

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.pipeline.control.spec_changes import SpecChange, Standing, spec_changes
+from deltaforge_dagster.pipeline.control.spec_changes import (
+    PipelineStatus,
+    SpecChange,
+    spec_changes,
+)
 from deltaforge_dagster.pipeline.control.specs import kept_form
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.state.store import StateStore
@@ -24,7 +28,7 @@ FILTER = {"type": "filter", "ops": ["create"]}
 
 
 @pytest.fixture
-def standing(sqlite_store: StateStore, write: Write) -> Standing:
+def status(sqlite_store: StateStore, write: Write) -> PipelineStatus:
     """The good file's pipeline with three segments; `cache` has two of them, `lines` has one."""
     register(sqlite_store, load_pipeline(write()))
     sqlite_store.pipelines.set_start(NAME, position(0))
@@ -35,18 +39,18 @@ def standing(sqlite_store: StateStore, write: Write) -> Standing:
     deliver(sqlite_store, lease, "lines", 1)
     row = sqlite_store.pipelines.get(NAME)
     assert row is not None
-    return Standing(row, sqlite_store.checkpoints.read(NAME))
+    return PipelineStatus(row, sqlite_store.checkpoints.read(NAME))
 
 
 def found(
     write: Write,
-    standing: Standing,
+    status: PipelineStatus,
     changes: dict[str, Any],
     before: dict[str, Any] | None = None,
 ) -> list[SpecChange]:
     """Return the changes from the good file, with `before` changed, to one with `changes`."""
     old, new = (kept_form(load_pipeline(write(one)).spec) for one in (before or {}, changes))
-    return spec_changes(old, new, standing)
+    return spec_changes(old, new, status)
 
 
 def without(sink: dict[str, Any], **config: Any) -> dict[str, Any]:
@@ -90,12 +94,12 @@ def without(sink: dict[str, Any], **config: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_each_change_has_its_consequence(
     write: Write,
-    standing: Standing,
+    status: PipelineStatus,
     changes: dict[str, Any],
     expected: tuple[str, str, str],
 ) -> None:
     """One difference is one change: where, what kind of, and what it means for the data."""
-    (change,) = found(write, standing, changes)
+    (change,) = found(write, status, changes)
 
     kind, path, consequence = expected
     assert (change.kind, change.path) == (kind, path)
@@ -121,16 +125,14 @@ def test_each_change_has_its_consequence(
     ],
 )
 def test_changes_of_an_encoding(
-    write: Write, standing: Standing, changes: dict[str, Any], field: str, consequence: str
+    write: Write, status: PipelineStatus, changes: dict[str, Any], field: str, consequence: str
 ) -> None:
     """Each field of `encoding` has its own consequence."""
     avro = {"type": "avro", "schema_registry_url": "http://r"}
     new = changes if "type" in changes else {**avro, **changes}
     place = "spec.sinks.0.config.encoding"
 
-    made = {
-        one.path: one.consequence for one in found(write, standing, {place: new}, {place: avro})
-    }
+    made = {one.path: one.consequence for one in found(write, status, {place: new}, {place: avro})}
 
     assert consequence in made[f"spec.sinks[cache].config.encoding.{field}"]
 
@@ -150,32 +152,32 @@ def test_changes_of_an_encoding(
     ],
 )
 def test_changes_of_a_lake(
-    write: Write, standing: Standing, options: dict[str, Any], consequence: str
+    write: Write, status: PipelineStatus, options: dict[str, Any], consequence: str
 ) -> None:
     """What existing tables cannot follow needs a resync; the rest says from when it applies."""
     lake = {"type": "delta", "config": {"id": "lake", "path": "/lake"}}
     before, after = ({"spec.sinks.1": one} for one in (lake, without(lake, **options)))
 
-    (change,) = found(write, standing, after, before)
+    (change,) = found(write, status, after, before)
 
     assert consequence in change.consequence
 
 
-def test_chains_are_compared_by_id(write: Write, standing: Standing) -> None:
+def test_chains_are_compared_by_id(write: Write, status: PipelineStatus) -> None:
     """A processor that changed, one that is gone, and another order are named."""
     before = {"spec.processors": [FLATTEN, FILTER]}
     changed = {"spec.processors": [{"type": "flatten", "max_depth": 3}]}
     swapped = {"spec.processors": [FILTER, FLATTEN]}
 
-    assert [(one.path, one.kind) for one in found(write, standing, changed, before)] == [
+    assert [(one.path, one.kind) for one in found(write, status, changed, before)] == [
         ("spec.processors[flatten].max_depth", "changed"),
         ("spec.processors[filter]", "removed"),
     ]
-    (order,) = found(write, standing, swapped, before)
+    (order,) = found(write, status, swapped, before)
     assert (order.path, order.after) == ("spec.processors", ["filter", "flatten"])
 
 
-def test_a_script_changes_and_nobody_reads_it(write: Write, standing: Standing) -> None:
+def test_a_script_changes_and_nobody_reads_it(write: Write, status: PipelineStatus) -> None:
     """Scripts may hold what the environment gave them: a change shows by hashes."""
     script = {
         "type": "javascript",
@@ -184,14 +186,14 @@ def test_a_script_changes_and_nobody_reads_it(write: Write, standing: Standing) 
     }
     other = {**script, "inline": "function processBatch(e) { return e; /* geheim */ }"}
 
-    (change,) = found(write, standing, {"spec.processors": [other]}, {"spec.processors": [script]})
+    (change,) = found(write, status, {"spec.processors": [other]}, {"spec.processors": [script]})
 
     assert change.path == "spec.processors[s].inline"
     assert "geheim" not in str(change)
 
 
-def test_nothing_changes_by_itself(write: Write, standing: Standing) -> None:
+def test_nothing_changes_by_itself(write: Write, status: PipelineStatus) -> None:
     """The order of sinks, and what nobody reads, is no change."""
     same = {"spec.sinks": [LINES, CACHE], "apiVersion": "deltaforge/v1"}
 
-    assert found(write, standing, same) == []
+    assert found(write, status, same) == []

@@ -16,11 +16,11 @@ from deltaforge_dagster.pipeline.control.work import (
     sensing_behind,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.lake_commits import TableWrite
-from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
+from deltaforge_dagster.state.records import HoldPart, Lease, NewSegment
 from deltaforge_dagster.state.sensing import Findings
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.pipeline.changes import PlayedSource, transaction
 from tests.state.make import dead_letter
 
@@ -232,7 +232,7 @@ def test_a_released_hold_is_work(store: StateStore, loaded: LoadedPipeline) -> N
     source = PlayedSource([])
     find_work(store, loaded, lambda: source)
     lease = held(store)
-    kept = HeldPart("table", "public.t", "why", LsnPosition(0).to_json(), "path", "sum", 1, 1)
+    kept = HoldPart("table", "public.t", "why", LsnPosition(0).to_json(), "path", "sum", 1, 1)
     with store.fenced(lease) as writer:
         writer.holds.keep([kept], LsnPosition(0).to_json())
         writer.lease.release()
@@ -262,7 +262,7 @@ def test_chunks_that_were_read_are_work(sqlite_store: StateStore, loaded: Loaded
     assert found.reason == "chunks read"
 
     with sqlite_store.fenced(held(sqlite_store)) as writer:
-        writer.holds.keep([HeldPart("table", "public.t", "why", end, "path", "sum", 1, 1)], end)
+        writer.holds.keep([HoldPart("table", "public.t", "why", end, "path", "sum", 1, 1)], end)
         writer.lease.release()
     assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)
 
@@ -276,21 +276,21 @@ def test_a_table_to_load_again_is_work(sqlite_store: StateStore, loaded: LoadedP
         return work.reason if isinstance(work, Work) else None
 
     assert found() is None
-    sqlite_store.lake_commits.resync("p", "one", {("t",): "public.t"})
+    sqlite_store.table_commits.resync("p", "one", {("t",): "public.t"})
     other = sqlite_store.snapshots.request("p", cause="command")
     reasons = [found()]
     sqlite_store.snapshots.cancel("p", other.snapshot, "no longer wanted")
     reasons.append(found())
     with sqlite_store.fenced(held(sqlite_store)) as writer:
-        writer.lake_commits.restart("one", 0)
-        writer.lake_commits.begin_resyncs("one", [("t",)])
+        writer.table_commits.restart("one", 0)
+        writer.table_commits.begin_resyncs("one", [("t",)])
         writer.lease.release()
     reasons.append(found())
     sqlite_store.checkpoints.pause("p", "one")
     reasons.append(found())
     sqlite_store.checkpoints.resume("p", "one")
     with sqlite_store.fenced(held(sqlite_store)) as writer:
-        writer.lake_commits.recreated("one", ("public", "t"), ("t",), ())
+        writer.table_commits.recreated("one", ("public", "t"), ("t",), ())
         writer.lease.release()
     assert [*reasons, found()] == [None, "resync", "resync", None, None]
 
@@ -342,12 +342,12 @@ def test_pending_changes_that_are_old(sqlite_store: StateStore, tmp_path: Path) 
     destination = ("public", "t")
     write = TableWrite(("public", "t"), destination, (), 5, "{}", 0.0, pending=True)
     with store.fenced(lease) as writer:
-        writer.lake_commits.restart("lake", 0)
-        writer.lake_commits.plan_pending("lake", {destination: ("db", "public", "t")}, 1)
+        writer.table_commits.restart("lake", 0)
+        writer.table_commits.plan_pending("lake", {destination: ("db", "public", "t")}, 1)
         writer.lease.release()
     assert "folded" not in found(sink, 1e-9)  # nothing is sure to be among them
     with store.fenced(held(store)) as writer:
-        writer.lake_commits.advance("lake", 1, (), [write])
+        writer.table_commits.advance("lake", 1, (), [write])
         writer.lease.release()
     assert "folded" not in found(sink)
     assert found(sink, 1e-9) == "pending changes of table public.t of sink lake are to be folded"

@@ -20,7 +20,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import PendingSegments
 from deltaforge_dagster.pipeline.delivery import DeliveryContext
 from deltaforge_dagster.pipeline.meters import SinkMeter
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.sinks.base import MESSAGES, SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import CheckpointRow, NewSegment, SegmentRow
@@ -178,7 +178,7 @@ class Scene:
 
     store: StateStore
     journal: Journal
-    lease: HeldLease
+    lease: ActiveLease
     spec: PipelineSpec
     warnings: list[str] = field(default_factory=list)
 
@@ -237,7 +237,7 @@ class Scene:
         assert row is not None
         return SinkPosition(
             uid=row.uid,
-            lineage=self.checkpoint.lineage or "",
+            incarnation=self.checkpoint.incarnation or "",
             segment=number,
             segment_id=stored.segment_id if stored else "gone",
             ordinal=event - first,
@@ -259,7 +259,7 @@ def scene(
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 500)
     sqlite_store.pipelines.register(NAME, "spec", [SINK])
     sqlite_store.pipelines.set_start(NAME, lsn(0))
-    lease = HeldLease.acquire(
+    lease = ActiveLease.acquire(
         sqlite_store, NAME, "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None

@@ -22,7 +22,7 @@ __all__ = ["scene"]
 class Preparing:
     """Stands for the encoder."""
 
-    def prepare_rows(self, rows: pa.Table) -> Encoded:
+    def encode_rows(self, rows: pa.Table) -> Encoded:
         """Return a message for each row."""
         return Encoded([replace(AT_HAND, rows=rows.num_rows)])
 

@@ -8,7 +8,7 @@ import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, PositionLost, SinkRejected
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.pipeline.deliver.scene import NAME, Scene, lsn, place, scene
@@ -52,29 +52,29 @@ def settled(scene: Scene, sink: Teller) -> CheckpointRow | None:
 
 def foreign(position: SinkPosition) -> SinkPosition:
     """Return the position as another store's pipeline would have written it."""
-    return replace(position, uid="another", lineage="another", segment=77, segment_id="another")
+    return replace(position, uid="another", incarnation="another", segment=77, segment_id="another")
 
 
 def test_a_first_start(scene: Scene) -> None:
-    """Without a position the checkpoint stays, and a lineage begins before anything is sent."""
+    """Without a position the checkpoint stays, and a incarnation begins before anything is sent."""
     scene.capture(1, 9)
 
     first = settled(scene, Teller())
 
     assert first is not None
     assert (place(first), first.overrules) == ((0, -1, True), True)
-    assert first.lineage is not None
+    assert first.incarnation is not None
     assert settled(scene, Teller()) == first, "and goes on until it is used"
 
 
-def test_at_least_once_has_no_lineage(scene: Scene) -> None:
+def test_at_least_once_has_no_incarnation(scene: Scene) -> None:
     """A sink that keeps no position is not asked for one."""
     scene.capture(1, 9)
 
     found = settled(scene, Teller(SinkRejected("not asked"), exactly_once=False))
 
     assert found is not None
-    assert (found.lineage, place(found)) == (None, (0, -1, True))
+    assert (found.incarnation, place(found)) == (None, (0, -1, True))
 
 
 @pytest.mark.parametrize("event", [1, 4, 8, 9])
@@ -154,7 +154,7 @@ def test_a_reset_ends_the_search(scene: Scene) -> None:
     scene.store.checkpoints.reset(NAME, "redis", 0)
     again = scene.store.leases.acquire(NAME, "run", 60)
     assert again is not None
-    scene.lease = HeldLease(
+    scene.lease = ActiveLease(
         scene.store, again, scene.lease._deadline, seconds=60, renew_seconds=20,
         on_renewal=lambda: None,
     )  # fmt: skip
@@ -198,7 +198,7 @@ def test_after_a_rebuild(scene: Scene, exactly_once: bool) -> None:
     scene.lease.write(lambda writer: writer.checkpoints.advance("redis", 1, 8, True, lsn(9)))
     scene.lease.release()
     scene.store.journals.rebuild(NAME, accept_loss=False)
-    lease = HeldLease.acquire(
+    lease = ActiveLease.acquire(
         scene.store, NAME, "run-2", seconds=60, renew_seconds=20, on_renewal=lambda: None
     )
     assert lease is not None

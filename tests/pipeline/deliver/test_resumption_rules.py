@@ -24,7 +24,7 @@ from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.chance import examples
 
-UID, LINEAGE = "uid-1", "lineage-1"
+UID, INCARNATION = "uid-1", "lineage-1"
 
 
 def lsn(number: int) -> str:
@@ -59,7 +59,7 @@ class Row:
 
 
 def checkpoint(**changes: object) -> CheckpointRow:
-    """Return a checkpoint in the middle of segment 5, under our lineage."""
+    """Return a checkpoint in the middle of segment 5, under our incarnation."""
     fields: dict[str, object] = {
         "sink": "redis",
         "segment": 5,
@@ -71,12 +71,12 @@ def checkpoint(**changes: object) -> CheckpointRow:
         "last_error": None,
         "updated_at": 0.0,
         "first_segment": 1,
-        "lineage": LINEAGE,
+        "incarnation": INCARNATION,
     }
     return CheckpointRow(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-HELD = SinkPosition(UID, LINEAGE, 5, "id", 3, "e3", lsn(40), lsn(50), "shop")
+HELD = SinkPosition(UID, INCARNATION, 5, "id", 3, "e3", lsn(40), lsn(50), "shop")
 SEGMENT = Row(5, 40, 50, tuple(f"e{n}" for n in range(10)))
 JOURNAL = JournalEnd(UID, "shop", next_segment=8, start=lsn(20))
 STAYS = JournalPlace(5, 3, complete=False)
@@ -113,29 +113,29 @@ def test_older_than_the_journal(held: SinkPosition) -> None:
         decide(checkpoint(complete=True), held, None, JOURNAL)
 
 
-@pytest.mark.parametrize("lineage", [None, "lineage-2"])
+@pytest.mark.parametrize("incarnation", [None, "lineage-2"])
 @pytest.mark.parametrize("overrules", [False, True])
-def test_another_lineage(lineage: str | None, overrules: bool) -> None:
+def test_another_incarnation(incarnation: str | None, overrules: bool) -> None:
     """After a reset, or a delivery at least once, an older position of ours means nothing."""
-    set_by_hand = checkpoint(lineage=lineage, overrules=overrules)
+    set_by_hand = checkpoint(incarnation=incarnation, overrules=overrules)
     for held in (HELD, replace(HELD, segment=7), replace(HELD, segment=1)):
         assert decide(set_by_hand, held, SEGMENT, JOURNAL) == STAYS
 
 
 def test_overruled() -> None:
     """A checkpoint that was set by hand stands against whatever position of others."""
-    set_by_hand = checkpoint(lineage=None, overrules=True)
+    set_by_hand = checkpoint(incarnation=None, overrules=True)
     for held in (replace(HELD, uid="uid-0"), replace(HELD, uid="uid-0", source="other")):
         assert decide(set_by_hand, held, SEGMENT, JOURNAL) == STAYS
 
 
 def test_store_recreated() -> None:
     """A new store's checkpoint gives way to a position from before: the source position decides."""
-    fresh = checkpoint(segment=0, ordinal=-1, complete=True, lineage=None)
-    held = replace(HELD, uid="uid-0", lineage="lineage-0")
+    fresh = checkpoint(segment=0, ordinal=-1, complete=True, incarnation=None)
+    held = replace(HELD, uid="uid-0", incarnation="lineage-0")
 
     assert decide(fresh, held, SEGMENT, JOURNAL) == BY_SOURCE
-    assert decide(replace(fresh, lineage="lineage-2"), held, None, JOURNAL) == BY_SOURCE
+    assert decide(replace(fresh, incarnation="lineage-2"), held, None, JOURNAL) == BY_SOURCE
 
 
 @pytest.mark.parametrize("held", [HELD, replace(HELD, segment=6), replace(HELD, segment=9)])
@@ -182,7 +182,7 @@ def test_journal_rebuilt() -> None:
 def test_foreign_positions(held: SinkPosition, said: str) -> None:
     """What cannot be found in this source's log stops the sink."""
     with pytest.raises(PositionLost, match=said):
-        decide(checkpoint(lineage=None), replace(held, uid="uid-0"), None, JOURNAL)
+        decide(checkpoint(incarnation=None), replace(held, uid="uid-0"), None, JOURNAL)
 
 
 # A log of transactions, cut into segments in two ways: by the journal that delivered the first
@@ -241,7 +241,7 @@ def test_nothing_is_skipped_and_nothing_repeated(
     """However both journals cut the log: delivery goes on with the very next event, or stops."""
     sizes, delivered, begins, held, rows = situation
     captured = data.draw(st.integers(0, len(rows)))
-    fresh = checkpoint(segment=0, ordinal=-1, complete=True, lineage=None)
+    fresh = checkpoint(segment=0, ordinal=-1, complete=True, incarnation=None)
     journal = JournalEnd("uid-1", "shop", captured + 1, lsn(begins))
     known = rows[:captured]
     reached = LsnPosition(known[-1].last if known else begins)

@@ -29,16 +29,14 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.storage import LocalStorage
-from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.capture.capture import Capture, CaptureFailure
 from deltaforge_dagster.pipeline.control.work import register
-from deltaforge_dagster.pipeline.health.health import (
-    Health,
+from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
+from deltaforge_dagster.pipeline.health.recorded import (
     capture_failed,
     capture_works,
     failure_of,
     findings_of,
-    health,
-    health_without_file,
     note_broken,
     note_findings,
     note_tick,
@@ -50,9 +48,9 @@ from deltaforge_dagster.pipeline.run.leased_work import CaptureWatch
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.state.lake_commits import TableWrite
 from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.pipeline.control.test_catalog import FILE
 from tests.state.make import new_segment, position, table
 
@@ -80,16 +78,10 @@ def capture(
     error: DeltaforgeError | None, *, failed: bool, has_read: bool, has_written: bool = False
 ) -> Capture:
     """Return what a watch sees of a capture; it tries again in a minute."""
-    return cast(
-        Capture,
-        SimpleNamespace(
-            error=error,
-            failed=failed,
-            has_read=has_read,
-            has_written=has_written,
-            next_attempt_at=time.monotonic() + 60.0,
-        ),
-    )
+    now = time.monotonic()
+    failure = None if error is None else CaptureFailure(error, now, None if failed else now + 60, 1)
+    seen = SimpleNamespace(failure=failure, has_read=has_read, has_written=has_written)
+    return cast(Capture, seen)
 
 
 def texts(found: Health) -> list[tuple[str, str, str]]:
@@ -391,8 +383,8 @@ def test_tables_whose_older_rows_lack_a_column(
         lacking=(columns.identities["c"],),
     )  # fmt: skip
     with sqlite_store.fenced(lease) as writer:
-        writer.lake_commits.restart("redis", 0)
-        writer.lake_commits.advance("redis", 1, (), [write])
+        writer.table_commits.restart("redis", 0)
+        writer.table_commits.advance("redis", 1, (), [write])
     (problem,) = health(sqlite_store, loaded).problems
     assert (problem.severity, problem.subject) == ("warning", "sink redis")
     assert problem.text == (

@@ -8,10 +8,10 @@ from sqlalchemy import insert
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.health.preflight import int96_findings
-from deltaforge_dagster.state.database.tables import lake_writes
-from deltaforge_dagster.state.lake_commits import TableWrite
+from deltaforge_dagster.state.database.tables import table_writes
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableWrite
 from tests.state.make import NAME, held, position
 
 FILE = f"""\
@@ -42,8 +42,8 @@ def write(
     made = TableWrite(("public", "orders"), ("raw", "orders"), columns, 5, position(to), 0.0, int64_timestamps=int64)  # fmt: skip
     with store.fenced(lease) as writer:
         if to == 1:
-            writer.lake_commits.restart("lake", 0)
-        writer.lake_commits.advance("lake", to, (), [made])
+            writer.table_commits.restart("lake", 0)
+        writer.table_commits.advance("lake", to, (), [made])
 
 
 def test_a_table_with_old_files_until_it_is_loaded_again(store: StateStore, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_writes_of_earlier_releases(store: StateStore, tmp_path: Path) -> None:
     held(store)
     with store.database.write() as connection:
         connection.execute(
-            insert(lake_writes).values(
+            insert(table_writes).values(
                 pipeline=NAME,
                 sink="lake",
                 source='["public","orders"]',

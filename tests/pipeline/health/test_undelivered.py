@@ -51,7 +51,7 @@ def test_several_tables_have_one_remedy(sqlite_store: StateStore, shop: LoadedPi
     sqlite_store.snapshots.request("shop", tables=[A, B], cause="command", sinks=["copy", "redis"])
     first, second = problems(sqlite_store, shop)
     assert first.remedy == (f"deltaforge resync shop --sink copy --tables {A}",)
-    sqlite_store.lake_commits.resync("shop", "copy", {("copied", "a"): A})
+    sqlite_store.table_commits.resync("shop", "copy", {("copied", "a"): A})
     first, second = problems(sqlite_store, shop)
     assert (first.severity, first.remedy, second.remedy) == ("error", (), ())
     assert sqlite_store.gaps.acknowledge("shop") == [A, B]

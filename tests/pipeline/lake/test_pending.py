@@ -425,3 +425,29 @@ def test_a_commit_is_added_once(lake: Lake) -> None:
     writer.fold(gone, 2, unguarded, "later")
     writing(lake).append(first, 1, unguarded, exists=True)
     assert (reader.waiting, reader.rows) == (0, [])
+
+
+def test_commits_again_after_pending_changes(lake: Lake) -> None:
+    """After a reset: a fold that finds nothing to fold yet does not hide what is pending of later segments."""
+    staging, writer = Staging(lake, "current", {"id": INT32, "a": TEXT}), writing(lake)
+    added = staging.table(staging.step({"id": 1, "a": "x"}, segment=1))
+    gone = staging.table(staging.step({"id": 1, "df_op": "d"}, segment=2))
+    later = staging.table(staging.step({"id": 2, "a": "y"}, segment=3))
+    writer.append(added, 1, unguarded)
+    writer.append(gone, 2, unguarded, exists=True)
+    writer.fold(gone, 2, unguarded, "after")
+    writer.append(later, 3, unguarded, exists=True)
+    reader = Reader(lake, columns=("id", "a"))
+    assert (reader.table, reader.waiting) == ([], 1)
+
+    writer = writing(lake)
+    writer.commit(added, 1, unguarded)
+    assert reader.waiting == 1
+    writer.fold(added, 3, unguarded, "after")
+    assert (reader.table, reader.waiting) == ([(1, "x"), (2, "y")], 0)
+    rest = staging.table(
+        staging.step({"id": 1, "df_op": "d"}, segment=2),
+        staging.step({"id": 2, "a": "y"}, segment=3),
+    )
+    writer.commit(rest, 3, unguarded)
+    assert (reader.table, reader.rows) == ([(2, "y")], [(2, "y")])

@@ -143,7 +143,7 @@ def test_a_snapshot_then_a_resync_of_one_table(lake: LoadedLake) -> None:
     store.snapshots.request("feed", cause="command")
     run = feed.begin()
     with writers(feed.shop) as number:
-        assert lake.snapshot().state == "spliced"
+        assert lake.snapshot().state == "complete"
     last = number()
     lake.settle(run)
     assert [lake.differences(*one) for one in TABLES] == [[], []]
@@ -170,6 +170,6 @@ def test_a_snapshot_then_a_resync_of_one_table(lake: LoadedLake) -> None:
     )
     assert [lake.differences(*one) for one in TABLES] == [[], []]
     assert lake.reads_in_redis() == reads
-    assert store.lake_commits.resyncs("feed") == []
+    assert store.table_commits.resyncs("feed") == []
     assert lake.sql("SELECT min(df_position) FROM {}", "customers")[0][0] > made
     assert lake.sql("SELECT min(df_position) FROM {}", "orders")[0][0] <= made

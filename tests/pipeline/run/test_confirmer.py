@@ -15,7 +15,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.run import confirmer
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
-from deltaforge_dagster.pipeline.run_context import HeldLease, LeasedRun
+from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import EarlyConfirmation, Lease, SourceLog
@@ -48,7 +48,7 @@ class Confirming:
         self.loaded = load_pipeline(path)
         store.pipelines.register(NAME, "spec-1", ["redis", "lines"])
         store.pipelines.set_start(NAME, position(0))
-        lease = HeldLease.acquire(
+        lease = ActiveLease.acquire(
             store, NAME, "run-1", seconds=60, renew_seconds=20, on_renewal=lambda: None
         )
         assert lease is not None

@@ -18,7 +18,7 @@ from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source_type import PostgresSourceConfig
 from deltaforge_dagster.sources.registry import parse_position
@@ -194,7 +194,7 @@ def test_a_lease_lost_while_the_work_begins(
         store.execute("UPDATE range SET state = 'open'")
     begin = LiveRun._begin_work
 
-    def lose_it_first(run: LiveRun, lease: HeldLease) -> LeasedWork:
+    def lose_it_first(run: LiveRun, lease: ActiveLease) -> LeasedWork:
         lease.lost.set()
         return begin(run, lease)
 

@@ -11,6 +11,7 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
+from deltaforge_dagster.pipeline.capture.capture import CaptureFailure
 from deltaforge_dagster.pipeline.run.progress import RunEnd
 from deltaforge_dagster.pipeline.run_context import RunOptions
 from deltaforge_dagster.sources.postgres.position import LsnPosition
@@ -21,7 +22,7 @@ from tests.pipeline.snapshotting import PIPELINE
 class Capturing:
     """A capture whose last chunk is in the journal as soon as somebody has asked for the deliveries."""
 
-    error, failed, in_transaction, failing_since, moved_at = None, False, False, None, 0.0
+    failure, in_transaction, moved_at = None, False, 0.0
 
     def __init__(self) -> None:
         self.chunks_waiting = True
@@ -30,6 +31,18 @@ class Capturing:
     def splice(self) -> None:
         """Take the chunk over: the sink has a segment to deliver."""
         self.chunks_waiting, self.segments = False, {"s"}
+
+
+class Recovering:
+    """A capture that works again right after somebody has asked why it does not."""
+
+    def __init__(self) -> None:
+        self._failures = [failure(time.monotonic())]
+
+    @property
+    def failure(self) -> CaptureFailure | None:
+        """Return the failure once."""
+        return self._failures.pop() if self._failures else None
 
 
 class Delivering:
@@ -57,6 +70,11 @@ class Delivering:
     def wind_up(self) -> bool:
         """Return whether no sink is amid a commit."""
         return not self._capture.segments
+
+
+def failure(since: float) -> CaptureFailure:
+    """Return why a source that is retried cannot be read."""
+    return CaptureFailure(SourceUnavailable("cut"), since, time.monotonic(), 1)
 
 
 def options(*, until_caught_up: bool) -> RunOptions:
@@ -96,9 +114,7 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
     capture = Capturing()
     capture.chunks_waiting = False
     reading = SimpleNamespace(
-        error=None,
-        failed=False,
-        failing_since=None,
+        failure=None,
         chunks_waiting=False,
         moved_at=0.0,
         position=LsnPosition(5),
@@ -143,9 +159,7 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
     capture = Capturing()
     capture.chunks_waiting = False
     broken = SimpleNamespace(
-        error=SourceUnavailable("cut"),
-        failed=False,
-        failing_since=time.monotonic(),
+        failure=failure(time.monotonic()),
         chunks_waiting=False,
         moved_at=time.monotonic(),
         position=LsnPosition(5),
@@ -165,12 +179,33 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
 
     for until_caught_up in (True, False):
         assert end(LsnPosition(9), until_caught_up=until_caught_up) is None
-    broken.failing_since = time.monotonic() - 3600
+    broken.failure = failure(time.monotonic() - 3600)
     for until_caught_up in (True, False):
         assert end(LsnPosition(9), until_caught_up=until_caught_up) == "capture failed"
-    broken.error = broken.failing_since = None
+    broken.failure = None
     broken.position = LsnPosition(9)
     assert end(LsnPosition(9), until_caught_up=True) == "caught up"
+
+
+def test_a_capture_that_recovers_meanwhile_has_not_failed(
+    sqlite_store: StateStore, tmp_path: Path
+) -> None:
+    """The capture thread clears its failure at any time: each question reads it once."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.pipelines.register("p", "hash", ["s"])
+
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+        options(until_caught_up=False),
+        None,
+        deliverers=cast("Any", Delivering(Capturing())),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=cast("Any", Recovering()),
+    )
+
+    assert not end._capture_failed()
+    assert not end._capture_failed()
 
 
 def test_a_commit_that_has_begun_is_finished(sqlite_store: StateStore, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.testing.sources import Versions
 from tests.pipeline.changes import frame, transaction, unfinished
@@ -72,7 +72,7 @@ class Through:
         """Let a batch through; where it ends a segment may end."""
         for one in approval.accept(batch):
             self.passed += [] if one.rows is None else one.rows.to_pylist()
-            for event in one.held:
+            for event in one.parked:
                 assert isinstance(event, Waiting)
                 rows = unpacked(event.data).to_pylist()
                 assert event.changes == len(rows)
@@ -175,27 +175,27 @@ def test_without_anything_to_wait_for_batches_pass_untouched() -> None:
 
 def test_what_a_source_keeps_back_stays_in_its_place() -> None:
     """Events that the source itself keeps back go on with their batch."""
-    event = HeldEvent("public.items", "why", b"raw")
+    event = ParkedEvent("public.items", "why", b"raw")
     approval = SchemaApproval({1: WHY}, pauses=True)
     approval.begin({})
-    batch = ChangeBatch(frame([1]), LsnPosition(1), held=(event,))
+    batch = ChangeBatch(frame([1]), LsnPosition(1), parked=(event,))
     (passed,) = approval.accept(batch)
 
     assert passed.rows is None
-    assert passed.held[0] == event
-    assert isinstance(passed.held[1], Waiting)
+    assert passed.parked[0] == event
+    assert isinstance(passed.parked[1], Waiting)
 
 
 def test_readers_beside_the_stream_end_before_what_waits() -> None:
     """They are told of every table that is held, and refused a version that waits; or nothing changes."""
     registry = Versions()
-    registry.holds = {"public.odd": "cannot be decoded"}
+    registry.on_hold = {"public.odd": "cannot be decoded"}
     assert SchemaApproval().beside(registry) is registry
     approval = SchemaApproval({2: WHY}, pauses=True)
     approval.begin({"public.orders": WHY})
     beside = approval.beside(registry)
 
-    assert beside.held() == {"public.odd": "cannot be decoded", "public.orders": WHY}
+    assert beside.holds() == {"public.odd": "cannot be decoded", "public.orders": WHY}
     assert beside.register(form("a"), LsnPosition(1)).sequence == 1
     with pytest.raises(UnsupportedEvent, match=WHY):
         beside.register(form("a", "b"), LsnPosition(2))

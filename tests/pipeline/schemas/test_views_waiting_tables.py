@@ -99,11 +99,11 @@ def test_chunks_of_a_waiting_form_wait(postgres_dsn: str, tmp_path: Path) -> Non
         stage.capture(lambda _: [one.kind for one in store.holds.read("p")] == ["schema"])
         shop.execute("UPDATE hot SET v = 2 WHERE a = 1")
         stage.capture(lambda _: sum(one.events for one in store.holds.read("p")) == 1)
-        assert not snapshots.spliced()
+        assert not snapshots.complete()
         assert len(stage.events("hot")) == 1
 
         assert store.holds.approve_table("p", "public.hot") == 1
-        stage.capture(lambda _: snapshots.spliced())
+        stage.capture(lambda _: snapshots.complete())
 
         copy = snapshots.copy("hot")
         assert copy.older == []

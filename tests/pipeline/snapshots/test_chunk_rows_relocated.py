@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.run_context import HeldLease
+from deltaforge_dagster.pipeline.run_context import ActiveLease
 from deltaforge_dagster.pipeline.snapshots.chunk_rows import (
     MAX_ROUNDS,
     RelocatedRows,
@@ -50,7 +50,7 @@ def read_last_chunk_first(world: World, table: str) -> None:
     last = world.snapshots.store.snapshots.chunks("p", 1)[-1]
     world.snapshots.read(only={(table, last.number)})
     world.stage.capture(
-        lambda _: world.snapshots.store.snapshots.chunks("p", 1)[-1].state == "spliced"
+        lambda _: world.snapshots.store.snapshots.chunks("p", 1)[-1].state == "complete"
     )
     world.snapshots.store.snapshots.reopen("p", 1, [(table, 1)])
 
@@ -72,7 +72,7 @@ def test_a_row_that_moves_past_both_readings(world: World) -> None:
     update(world, "UPDATE wide SET a = 9001, v = 2 WHERE a = 9000")  # nobody knows yet
 
     assert read_on(world).state == "reading"
-    assert read_on(world).state == "spliced"
+    assert read_on(world).state == "complete"
     copy = world.snapshots.copy("wide")
     assert copy.older == []
     assert copy.rows == world.rows("wide")
@@ -88,7 +88,7 @@ class Desk:
 
     def __init__(self, store: StateStore, folder: Path, kind: ChunkKind) -> None:
         store.pipelines.register("p", "hash", ["s"])
-        lease = HeldLease.acquire(
+        lease = ActiveLease.acquire(
             store, "p", "run", seconds=60, renew_seconds=20, on_renewal=lambda: None
         )
         assert lease is not None

@@ -29,7 +29,7 @@ CHANGES: tuple[tuple[str, ...], ...] = (
 )
 """Transactions: inserts, updates, a changed key, deletes and a truncate."""
 
-STEPS = ("lake-planned", "lake-staged", "lake-table-committed", "lake-committed")
+STEPS = ("table-commit-planned", "table-commit-staged", "table-committed", "table-commit-complete")
 """Where a run can be killed: before, between and after the tables of a commit."""
 
 

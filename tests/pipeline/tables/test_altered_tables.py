@@ -214,7 +214,7 @@ class Copies:
         (history,) = store.schemas.histories("feed")
         lacking = {
             one.sink: tuple(history.names_now(one.write.lacking))
-            for one in store.lake_commits.tables("feed")
+            for one in store.table_commits.tables("feed")
         }
         assert lacking == dict.fromkeys(("analytics", "copy", "delta", "iceberg", "past"), ())
 

@@ -77,7 +77,7 @@ def test_a_snapshot_then_a_resync_of_one_table(tables: LoadedTables) -> None:
     store.snapshots.request("feed", cause="command")
     run = feed.begin()
     with writers(feed.shop) as number:
-        assert tables.snapshot().state == "spliced"
+        assert tables.snapshot().state == "complete"
     last = number()
     tables.settle(run)
     assert [tables.differences(*one) for one in TABLES] == [[], []]

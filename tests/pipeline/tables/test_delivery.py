@@ -22,8 +22,9 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.deliver.deliverer import Retries
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.delivery import AwaitsCapture, DeliveryThread
-from deltaforge_dagster.pipeline.tables import delivery as module
-from deltaforge_dagster.pipeline.tables.delivery import CommitLimits, TableDelivery
+from deltaforge_dagster.pipeline.tables import committer, delivery, recorder
+from deltaforge_dagster.pipeline.tables.delivery import TableDelivery
+from deltaforge_dagster.pipeline.tables.planner import CommitLimits
 from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.tables.config import PendingChanges
 from deltaforge_dagster.sinks.tables.staged import (
@@ -35,12 +36,12 @@ from deltaforge_dagster.sinks.tables.staged import (
 from deltaforge_dagster.sinks.tables.writer import FoldTime, WrittenTable
 from deltaforge_dagster.state.database.tables import (
     checkpoints,
-    lake_commits,
-    lake_pending,
     segments,
+    table_commits,
+    table_pending,
 )
-from deltaforge_dagster.state.lake_commits import Destination, TableFigures
 from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.table_commits import Destination, TableFigures
 from deltaforge_dagster.typed_rows.schema import TypedSchema
 from tests.pipeline.deliver.scene import NAME, SINK, Scene, lsn, place, scene
 
@@ -76,6 +77,7 @@ class Lake:
         unfolded: Tables whose pending changes cannot be folded.
         kind: The kind of the steps that are staged.
         folds: Each fold: the table, up to which segment, when, and whether there must be something.
+        folded: By table the number of its last fold; as Delta does, it skips one without a larger number.
         recreated: The tables that were recreated.
         moved: By name of a table of the source, where its rows go now, if not to a table of its name.
         unregistered: Tables that only a processor names.
@@ -94,6 +96,7 @@ class Lake:
     unfolded: set[Destination] = field(default_factory=set)
     kind: Literal["rows", "rekey"] = "rows"
     folds: list[tuple[str, int, str, bool]] = field(default_factory=list)
+    folded: dict[Destination, tuple[int, int]] = field(default_factory=dict)
     recreated: list[Destination] = field(default_factory=list)
     moved: dict[str, Destination] = field(default_factory=dict)
     unregistered: set[Destination] = field(default_factory=set)
@@ -133,7 +136,12 @@ class Lake:
         self._write(table, guard, exists=exists)
         self._fold(table.destination, through, "before", required=required)
         if self.versions[table.destination] < through:
-            self.rows[table.destination] += [int(one) for one in table.steps[0].files]
+            (step,) = table.steps
+            added = [int(segment) for segment in step.files]
+            if step.inserts_only:  # as a lake does, without looking whether it has them
+                self.rows[table.destination] += added
+            else:
+                self._put(table.destination, added)
             self.versions[table.destination] = through
         return WrittenTable(COLUMNS, TableFigures(through))
 
@@ -181,8 +189,20 @@ class Lake:
         waiting = self.pending[table]
         if waiting or time != "before":
             self.folds.append((table[1], through, time, required))
-        self.rows[table] += [one for one in waiting if one <= through]
-        self.pending[table] = [one for one in waiting if one > through]
+        number = (through, ("before", "after", "later").index(time))
+        if not waiting or number <= self.folded.get(table, (0, 0)):
+            return
+        self.folded[table] = number
+        self._put(table, [segment for segment in waiting if segment <= through])
+        self.pending[table] = [segment for segment in waiting if segment > through]
+
+    def _put(self, table: Destination, segments: Sequence[int]) -> None:
+        """Add segments; if the table has the first of them, what came after it is undone by that.
+
+        A row that a later segment has deleted is there again, for example.
+        """
+        before = [segment for segment in self.rows[table] if segment < min(segments, default=0)]
+        self.rows[table] = [*before, *segments] if segments else self.rows[table]
 
     def without_changes(self, destination: Destination) -> StagedTable:
         """Return the table without steps."""
@@ -206,6 +226,7 @@ class Lake:
             raise TableRejected("cannot be written")
         self.rows[table.destination].clear()
         self.pending[table.destination].clear()
+        self.folded.pop(table.destination, None)
         self.added[table.destination] = 0
         self.recreated.append(table.destination)
         return COLUMNS
@@ -245,7 +266,7 @@ def writes(scene: Scene) -> list[tuple[str, int, int]]:
     """Return what is to be published: table, end of the commit, and segments in it."""
     return [
         (one.write.destination[1], one.segment, one.write.changes)
-        for one in scene.store.lake_commits.unpublished(NAME)
+        for one in scene.store.table_commits.unpublished(NAME)
     ]
 
 
@@ -301,12 +322,28 @@ def wait(scene: Scene, until: float) -> None:
     """Let held tables, and the sink, be tried again at a time."""
     with scene.store.database.write() as connection:
         connection.execute(update(checkpoints).values(next_attempt_at=until))
-        connection.execute(update(lake_commits).values(next_attempt_at=until))
+        connection.execute(update(table_commits).values(next_attempt_at=until))
 
 
 def retry(scene: Scene) -> None:
     """Let the waits of held tables be over."""
     wait(scene, 0.0)
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Let the run die at a step."""
+
+    def failpoint(name: str) -> None:
+        if name == step:
+            raise Killed
+
+    with_each(monkeypatch, failpoint)
+
+
+def with_each(monkeypatch: pytest.MonkeyPatch, failpoint: Callable[[str], None]) -> None:
+    """Have this called at each step."""
+    for module in (committer, delivery, recorder):
+        monkeypatch.setattr(module, "failpoint", failpoint)
 
 
 def test_a_commit_waits_for_age_or_size(scene: Scene) -> None:
@@ -457,6 +494,24 @@ def test_tables_that_cannot_tell_what_they_have(scene: Scene) -> None:
     assert place(scene.checkpoint) == (4, 2, True)
 
 
+def test_a_suspended_table_that_cannot_tell_what_it_has(scene: Scene) -> None:
+    """The store tells it for its own commits as well, after its changes could not be staged."""
+    lake = Lake()
+    capture(scene, 3)
+    Work(scene, lake, by_store=True).go()
+    reset(scene, 0)
+    lake.versions = {ORDERS: 0, ITEMS: 0}
+    lake.unstaged = {ITEMS}
+    limits = CommitLimits(NEVER, 6, at_once=True)
+    Work(scene, lake, limits, by_store=True).go()
+    written = len(lake.known)
+    lake.unstaged.clear()
+    retry(scene)
+    Work(scene, lake, limits, by_store=True).go()
+    assert place(scene.checkpoint) == (3, 2, True)
+    assert len(lake.known) == written
+
+
 def test_a_segment_larger_than_a_commit(scene: Scene) -> None:
     """It is a commit of its own."""
     lake = Lake()
@@ -484,20 +539,16 @@ def test_nothing_after_the_last_segment(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["lake-planned", "lake-staged", "lake-table-committed", "lake-committed"]
+    "step",
+    ["table-commit-planned", "table-commit-staged", "table-committed", "table-commit-complete"],
 )
 def test_a_killed_run_is_repeated_exactly(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although there is more by then that would fit into the commit."""
-
-    def kill(name: str) -> None:
-        if name == step:
-            raise Killed
-
     lake = Lake()
     capture(scene, 2)
-    monkeypatch.setattr(module, "failpoint", kill)
+    kill_at(monkeypatch, step)
     Work(scene, lake).fail(Killed)
     monkeypatch.undo()
     assert place(scene.checkpoint) == (0, -1, True)
@@ -617,7 +668,7 @@ def test_what_a_commit_added_is_stored(scene: Scene) -> None:
     capture(scene, 2)
     Work(scene, Lake()).go()
 
-    (items, orders) = scene.store.lake_commits.tables(NAME)
+    (items, orders) = scene.store.table_commits.tables(NAME)
 
     assert (items.sink, items.write.source, orders.write.source) == (SINK, ITEMS, ORDERS)
     assert (orders.write.columns, orders.write.position) == (COLUMNS, lsn(6))
@@ -695,8 +746,10 @@ def test_a_planned_segment_that_is_gone(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> None:
-    """Rejected tables, failures, kills and checkpoints that are set: in the end, all is in order and once."""
+def test_whatever_happens_each_change_arrives_once(
+    scene: Scene, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rejected tables, failures, kills, other limits and checkpoints that are set: in the end, all is in order and once."""
     chance = random.Random(seed)
     lake = Lake()
 
@@ -704,9 +757,12 @@ def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> N
         if chance.random() < 0.15:
             raise chance.choice([Killed(), SparkUnavailable("gone"), StoreUnavailable("gone")])
 
-    pending = PendingChanges(fold_changes=4) if seed % 2 else None
-    limits = CommitLimits(NEVER, 9, at_once=True, pending=pending)
-    work = Work(scene, lake, limits)
+    def failpoint(_step: str) -> None:
+        if chance.random() < 0.05:
+            raise Killed
+
+    with_each(monkeypatch, failpoint)
+    work = Work(scene, lake, any_limits(chance))
     for _ in range(40):
         lake.fault = fault
         lake.unfolded = {one for one in lake.rows if chance.random() < 0.2}
@@ -716,30 +772,38 @@ def test_whatever_happens_each_change_arrives_once(scene: Scene, seed: int) -> N
         if event < 0.5:
             capture(scene, 1 + int(chance.random() * 3))
         elif event < 0.6:
-            reached = scene.checkpoint.whole_segment
-            if reached:
-                reset(scene, int(chance.random() * reached))
-                work = Work(scene, lake, limits)
+            reset(scene, int(chance.random() * scene.checkpoint.whole_segment))
+            work = Work(scene, lake, any_limits(chance))
         try:
             work.go(1 + int(chance.random() * 4))
         except Killed:
-            work = Work(scene, lake, limits)
+            work = Work(scene, lake, any_limits(chance))
         except DeltaforgeError as error:
             work.delivery.failed(error)
     lake.fault, lake.rejects, lake.unfolded = lambda _table: None, set(), set()
+    monkeypatch.undo()
     retry(scene)
-    Work(scene, lake, limits).go()
+    Work(scene, lake, any_limits(chance)).go()
 
+    check_complete(scene, lake)
+
+
+def any_limits(chance: random.Random) -> CommitLimits:
+    """Return commits of one or several segments, beside the tables if they are small, or not."""
+    fold_changes = chance.choice([None, 2, 4])
+    pending = None if fold_changes is None else PendingChanges(fold_changes=fold_changes)
+    return CommitLimits(NEVER, chance.choice([3, 9]), at_once=True, pending=pending)
+
+
+def check_complete(scene: Scene, lake: Lake) -> None:
+    """Check that each table has everything once and in order, and that what is pending is recorded."""
     row = scene.store.pipelines.get(NAME)
     assert row is not None
     everything = [*range(1, row.next_segment)]
-    for one, beside_it in lake.pending.items():
-        assert [
-            found.changes > 0
-            for found in scene.store.lake_commits.pending(NAME)
-            if found.destination == one
-        ] == [True] * bool(beside_it)
-        lake.rows[one] += beside_it
+    recorded = {table.destination for table in scene.store.table_commits.pending(NAME)}
+    for table, segments_beside in lake.pending.items():
+        assert not segments_beside or table in recorded
+        lake.rows[table] += segments_beside
     assert lake.rows == {ORDERS: everything, ITEMS: everything}
     assert scene.checkpoint.whole_segment == row.next_segment - 1
 
@@ -764,7 +828,7 @@ def waiting(scene: Scene) -> dict[str, tuple[int, int]]:
     """Return for each table with pending changes the last commit among them, and their number."""
     return {
         one.destination[1]: (one.segment, one.changes)
-        for one in scene.store.lake_commits.pending(NAME)
+        for one in scene.store.table_commits.pending(NAME)
     }
 
 
@@ -797,10 +861,10 @@ def test_small_commits_go_beside_the_tables(scene: Scene) -> None:
 
 def age_pending(scene: Scene, table: str) -> None:
     """Let the pending changes of a table be older than an hour."""
-    of_table = lake_pending.c.destination.contains(table)
+    of_table = table_pending.c.destination.contains(table)
     with scene.store.database.write() as connection:
         connection.execute(
-            update(lake_pending).where(of_table).values(since=lake_pending.c.since - 4000)
+            update(table_pending).where(of_table).values(since=table_pending.c.since - 4000)
         )
 
 
@@ -830,22 +894,101 @@ def test_a_reset_brings_back_what_was_dropped(scene: Scene) -> None:
     assert lake.rows == {ORDERS: [1, 2], ITEMS: [1, 2]}
 
 
-@pytest.mark.parametrize("lost", ["lake-pending-planned", "lake-pending-added", "lake-committed"])
+def test_after_a_reset_commits_go_into_the_tables(scene: Scene) -> None:
+    """Whichever way their segments went before: one that a table skipped would not repair what another undid."""
+    lake = Lake()
+    for _ in range(3):
+        capture(scene, 1)
+        Work(scene, lake, beside(3)).go()
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]}
+    reset(scene, 0)
+    limits = CommitLimits(NEVER, 6, at_once=True, pending=PendingChanges(fold_changes=2))
+    Work(scene, lake, limits).go()
+    assert [numbers for numbers, _ in lake.commits][-2:] == [[1, 2], [3]]
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]}
+    capture(scene, 1)
+    Work(scene, lake, limits).go()
+    assert waiting(scene) == {"orders": (4, 1), "items": (4, 1)}
+
+
+def test_after_a_reset_pending_changes_are_folded(scene: Scene) -> None:
+    """They may be of later segments than the first commit that is repeated."""
+    lake = Lake()
+    capture(scene, 3)
+    Work(scene, lake, beside()).go()
+    assert waiting(scene) == {"orders": (3, 3), "items": (3, 3)}
+    reset(scene, 1)
+    limits = CommitLimits(NEVER, 3, at_once=True, pending=PendingChanges())
+    Work(scene, lake, limits).go()
+    assert (waiting(scene), lake.pending) == ({}, {ORDERS: [], ITEMS: []})
+    assert lake.rows == {ORDERS: [1, 2, 3], ITEMS: [1, 2, 3]}
+
+
+def test_a_suspended_table_is_folded_no_further_than_its_commit(scene: Scene) -> None:
+    """A later fold with a smaller number would be skipped, and its changes would stay beside the table unnoticed."""
+    lake = Lake(unfolded={ORDERS})
+    limits = CommitLimits(
+        NEVER, 3, at_once=True, pending=PendingChanges(fold_changes=2, fold_seconds=3600)
+    )
+    capture(scene, 1)
+    Work(scene, lake, limits).go()
+    age_pending(scene, "orders")
+    Work(scene, lake, limits).go()
+    wait(scene, NEVER * 10)
+    capture(scene, 4)
+    with scene.store.database.write() as connection:
+        connection.execute(update(segments).where(segments.c.segment == 2).values(sinks=["other"]))
+    Work(scene, lake, limits).go()
+    assert (lake.rows[ORDERS], lake.pending[ORDERS]) == ([], [1])
+
+    lake.unfolded.clear()
+    retry(scene)
+    Work(scene, lake, limits).go()
+    Work(scene, lake).go()
+    assert (lake.rows[ORDERS], lake.pending[ORDERS]) == ([1, 3, 4, 5], [])
+
+
+def test_a_table_that_may_not_be_written_has_no_pending_changes(scene: Scene) -> None:
+    """Nothing was added beside the new table of rows that went elsewhere before."""
+    lake = Lake()
+    capture(scene, 1)
+    Work(scene, lake, beside()).go()
+    moved(lake)
+    capture(scene, 1)
+    Work(scene, lake, beside()).go()
+    assert waiting(scene) == {"orders": (1, 1), "items": (2, 2)}
+
+
+def test_a_failure_ends_although_its_segment_is_gone(scene: Scene) -> None:
+    """Retention may have deleted the last segment of a table that could not be folded for long."""
+    lake = Lake(unfolded={ORDERS})
+    capture(scene, 1)
+    Work(scene, lake, beside(seconds=3600)).go()
+    age_pending(scene, "orders")
+    Work(scene, lake, beside(seconds=3600)).go()
+    assert scene.checkpoint.failures == 1
+    lake.unfolded.clear()
+    retry(scene)
+    with scene.store.database.write() as connection:
+        connection.execute(segments.delete())
+    Work(scene, lake, beside(seconds=3600)).go()
+    assert (lake.rows[ORDERS], waiting(scene)) == ([1], {"items": (1, 1)})
+    assert (scene.checkpoint.failures, scene.checkpoint.last_error) == (0, None)
+
+
+@pytest.mark.parametrize(
+    "lost", ["table-pending-planned", "table-pending-added", "table-commit-complete"]
+)
 def test_a_killed_run_that_added_pending_changes(
     scene: Scene, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The successor adds the commit to them, whatever the option says by then."""
-
-    def kill(name: str) -> None:
-        if name == lost:
-            raise Killed
-
     lake = Lake()
     Work(scene, lake, beside(3)).go()
     capture(scene, 2)
     Work(scene, lake, beside(3)).go()
     capture(scene, 1)
-    monkeypatch.setattr(module, "failpoint", kill)
+    kill_at(monkeypatch, lost)
     Work(scene, lake, beside(3)).fail(Killed)
     monkeypatch.undo()
     known = {name: one[0] for name, one in waiting(scene).items()}
@@ -870,9 +1013,9 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
         capture(scene, 1)
     Work(scene, lake, limits).go()
 
-    commits = scene.store.lake_commits.read(NAME, SINK)
+    commits = scene.store.table_commits.read(NAME, SINK)
     assert commits is not None
-    (held,) = commits.held.values()
+    (held,) = commits.suspended.values()
     planned = None if between else 2
     assert (held.error, held.segment, held.planned_to) == ("cannot be folded", 1, planned)
     assert "cannot be folded" in str(scene.checkpoint.last_error)
@@ -880,9 +1023,9 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
     lake.unfolded.clear()
     retry(scene)
     Work(scene, lake, limits).go()
-    commits = scene.store.lake_commits.read(NAME, SINK)
+    commits = scene.store.table_commits.read(NAME, SINK)
     assert commits is not None
-    assert commits.held == {}
+    assert commits.suspended == {}
     assert ORDERS not in commits.pending
     assert lake.rows[ORDERS] == ([1] if between else [1, 2])
     assert scene.checkpoint.last_error is None
@@ -891,7 +1034,7 @@ def test_a_fold_that_fails_holds_its_table(scene: Scene, *, between: bool) -> No
 def resync(scene: Scene, *tables: Destination) -> None:
     """Request that tables are loaded again."""
     names = {one: ".".join(one) for one in tables}
-    scene.store.lake_commits.resync(NAME, SINK, names)
+    scene.store.table_commits.resync(NAME, SINK, names)
 
 
 def test_a_table_is_loaded_again(scene: Scene) -> None:
@@ -911,28 +1054,23 @@ def test_a_table_is_loaded_again(scene: Scene) -> None:
     (snapshot,) = scene.store.snapshots.read(NAME)
     assert (snapshot.tables, snapshot.sinks) == (["public.orders"], [SINK])
     assert (snapshot.cause, snapshot.state, snapshot.since_segment) == ("resync", "wanted", 3)
-    assert scene.store.lake_commits.resyncs(NAME) == []
+    assert scene.store.table_commits.resyncs(NAME) == []
     owes += [work.delivery.redriving, work.delivery.due()]
     assert owes == [False, True, False, False]
     assert (place(scene.checkpoint), scene.checkpoint.failures) == ((3, 2, True), 0)
 
 
-@pytest.mark.parametrize("step", ["lake-resync-begun", "lake-recreated"])
+@pytest.mark.parametrize("step", ["table-resync-begun", "table-recreated"])
 def test_a_resync_goes_on_after_a_kill(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One snapshot is requested, and nothing is added before the table was recreated for the last time."""
-
-    def kill(name: str) -> None:
-        if name == step:
-            raise Killed
-
     lake = Lake()
     capture(scene, 2)
     Work(scene, lake).go()
     resync(scene, ORDERS)
     capture(scene, 1)
-    monkeypatch.setattr(module, "failpoint", kill)
+    kill_at(monkeypatch, step)
     Work(scene, lake).fail(Killed)
     monkeypatch.undo()
     assert lake.rows[ITEMS] == [1, 2]
@@ -941,26 +1079,21 @@ def test_a_resync_goes_on_after_a_kill(
 
     assert lake.rows == {ORDERS: [3], ITEMS: [1, 2, 3]}
     assert len(scene.store.snapshots.read(NAME)) == 1
-    assert scene.store.lake_commits.resyncs(NAME) == []
+    assert scene.store.table_commits.resyncs(NAME) == []
 
 
-@pytest.mark.parametrize("step", ["", "lake-resync-begun", "lake-recreated"])
+@pytest.mark.parametrize("step", ["", "table-resync-begun", "table-recreated"])
 def test_a_resync_forgets_pending_changes(
     scene: Scene, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of its table, whatever dies; later ones are counted from 0, and the other table keeps its own."""
-
-    def kill(name: str) -> None:
-        if name == step:
-            raise Killed
-
     lake = Lake()
     capture(scene, 2)
     Work(scene, lake, beside(3)).go()
     assert waiting(scene) == {"orders": (2, 2), "items": (2, 2)}
     resync(scene, ORDERS)
     if step:
-        monkeypatch.setattr(module, "failpoint", kill)
+        kill_at(monkeypatch, step)
         Work(scene, lake, beside(3)).fail(Killed)
         monkeypatch.undo()
     Work(scene, lake, beside(3)).go()

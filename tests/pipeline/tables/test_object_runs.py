@@ -87,7 +87,7 @@ def test_a_kill_between_the_objects_and_the_checkpoint(make_objects: MakeObjects
     """The successor repeats the commit: each change is in one object, in order, with its type."""
     objects = make_objects(lease_seconds=lease_seconds())
     change(objects.feed, 1)
-    run_to(objects.feed, "lake-table-committed", "first")
+    run_to(objects.feed, "table-committed", "first")
     assert len(objects.paths()) == 1
     change(objects.feed, 2)
     run_to(objects.feed, "", "last")

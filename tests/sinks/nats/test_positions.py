@@ -185,7 +185,7 @@ def test_a_reset_is_stored_whole(make_sink: MakeSink, nats_admin: Admin, nats_st
     """Another lineage sends the same again inside the duplicate window: nothing is dropped."""
     messages = numbered(f"{nats_stream}.a", 3000, origin=ORIGIN)
     make_sink().send(messages, allow)
-    again = replace(messages, origin=replace(ORIGIN, lineage="another"))
+    again = replace(messages, origin=replace(ORIGIN, incarnation="another"))
     sink = make_sink()
     sink.position()
     sink.send(again, allow)

@@ -17,6 +17,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.nats.link import Login
 from deltaforge_dagster.sinks.nats.sink import NatsSink, subject_pattern
 from deltaforge_dagster.testing.sinks import ORIGIN
@@ -398,7 +399,7 @@ def test_a_paused_server(start_nats: StartNats) -> None:
     server = start_nats()
     with Admin(server.url) as admin:
         admin.make("S", "s.>")
-    sink = NatsSink("sink", server.url, "s.>", stream="S", send_timeout=0.5, batch_timeout=1)
+    sink = NatsSink("sink", server.url, "s.>", stream="S", timeouts=SinkTimeouts(send=0.5, batch=1))
     sent(sink, numbered("s.a", 10))
     server.pause()
     with pytest.raises(SinkUnavailable, match="send_timeout_secs"):
@@ -416,7 +417,7 @@ def test_not_a_nats_server() -> None:
     """Something else at that address is named as such, or as not answering."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        sink = NatsSink("sink", f"nats://{host}:{port}", "a", connect_timeout=0.3)
+        sink = NatsSink("sink", f"nats://{host}:{port}", "a", timeouts=SinkTimeouts(connect=0.3))
         with pytest.raises(SinkUnavailable, match="connect_timeout_secs"):
             sink.open()
         sink.close()

@@ -664,7 +664,7 @@ def test_nothing_is_left_of_a_commit_that_ends_early(
 
     with pytest.raises(LeaseLost):
         writer.commit(one, 1, guard)
-    apply = writer_module._Application.apply
+    apply = writer_module.StepApplication.apply
 
     def ended(application: Any, step: StagedStep) -> None:
         apply(application, step)
@@ -677,7 +677,7 @@ def test_nothing_is_left_of_a_commit_that_ends_early(
         thread.join()
 
     for broken in (ended, closed):
-        monkeypatch.setattr(writer_module._Application, "apply", broken)
+        monkeypatch.setattr(writer_module.StepApplication, "apply", broken)
         with pytest.raises(SinkUnavailable):
             writer.commit(one, 1, unguarded)
         assert target.rows("name") == [("a",)]

@@ -15,6 +15,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.redis import resp
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from tests.fix_redis import StartRedis
@@ -181,7 +182,9 @@ def test_a_paused_server(start_redis: StartRedis, permitted: bool) -> None:
         client.acl_setuser("user", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all"])
         if not permitted:
             client.execute_command("ACL", "SETUSER", "user", "-client", "-info")
-    sink = RedisSink("cache", f"redis://user:pw@{server.uri.rpartition('@')[2]}", send_timeout=2)
+    sink = RedisSink(
+        "cache", f"redis://user:pw@{server.uri.rpartition('@')[2]}", SinkTimeouts(send=2)
+    )
     sink.open()
     server.pause()
     started = time.monotonic()
@@ -203,7 +206,7 @@ def test_a_paused_server(start_redis: StartRedis, permitted: bool) -> None:
 def test_a_batch_that_takes_too_long(start_redis: StartRedis) -> None:
     """The time for a block counts also while the server goes on to take bytes."""
     server = start_redis()
-    sink = RedisSink("cache", server.uri, send_timeout=30, batch_timeout=0.3)
+    sink = RedisSink("cache", server.uri, SinkTimeouts(send=30, batch=0.3))
     sink.open()
     server.pause()
     with pytest.raises(SinkUnavailable, match="batch_timeout_secs"):
@@ -216,7 +219,7 @@ def test_a_batch_that_takes_too_long(start_redis: StartRedis) -> None:
 def test_close_ends_a_blocked_send(start_redis: StartRedis, size: int) -> None:
     """Closing from another thread ends a send at once that waits for an answer, or for room."""
     server = start_redis()
-    sink = RedisSink("cache", server.uri, send_timeout=60, batch_timeout=60)
+    sink = RedisSink("cache", server.uri, SinkTimeouts(send=60, batch=60))
     sink.open()
     server.pause()
     messages = batch([row(0, value="x" * size)])
@@ -227,9 +230,10 @@ def test_close_ends_a_blocked_send(start_redis: StartRedis, size: int) -> None:
 STALLED = """
 import sys, time
 from deltaforge_dagster.errors import LeaseLost
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from tests.sinks.redis.test_sink import batch, row
-sink = RedisSink("cache", sys.argv[1], send_timeout=60, batch_timeout=60, name="p:cache")
+sink = RedisSink("cache", sys.argv[1], SinkTimeouts(send=60, batch=60), name="p:cache")
 sink.open()
 sink.send(batch([row(0, "s0", value="0")]), lambda: None)
 print("open", flush=True)

@@ -16,6 +16,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.connections import SinkTimeouts
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.redis import RedisServer
@@ -128,14 +129,14 @@ def test_connections_cut_amid_batches_repeat_nothing(start_redis: StartRedis) ->
     cutter.start()
     sent = 0
     while cutter.is_alive():
-        rest = replace(whole, origin=replace(ORIGIN, lineage=f"l{sent}"))
+        rest = replace(whole, origin=replace(ORIGIN, incarnation=f"l{sent}"))
         try:
             sink.send(rest, allow)
         except SinkUnavailable:  # a slow machine: cut in each of its attempts
             sink.close()
             sink.open()
             position = sink.position()
-            if position is not None and position.lineage == f"l{sent}":
+            if position is not None and position.incarnation == f"l{sent}":
                 sink.send(after(rest, sink), allow)
             else:
                 sink.send(rest, allow)
@@ -173,7 +174,7 @@ def test_a_crash_amid_a_batch_repeats_nothing(start_redis: StartRedis) -> None:
 def test_a_paused_server_repeats_nothing(start_redis: StartRedis) -> None:
     """What a hanging server had got already is in the position once it answers again."""
     server = start_redis()
-    sink = exactly_once(server, send_timeout=3)
+    sink = exactly_once(server, timeouts=SinkTimeouts(send=3))
     server.pause()
     whole = replace(numbered(40), origin=ORIGIN)
     with pytest.raises(SinkUnavailable, match="send_timeout_secs"):

@@ -322,7 +322,7 @@ def test_a_kept_position(ids: list[str], held: tuple[bytes, bytes | None], cuts:
     answer += b"".join(b"$%d\r\n%s\r\n" % (len(text), text.encode()) for text in ids)
     answer += b"+OK\r\n+OK\r\n" + held[0]
 
-    expected = Verdict(executed=True, error=None, row=None, held=held[1])
+    expected = Verdict(executed=True, error=None, row=None, stored=held[1])
     assert read(answer, len(ids), cuts, keeping=True) == expected
 
 
@@ -331,7 +331,7 @@ def test_a_block_overtaken(held: tuple[bytes, bytes | None], cuts: list[int]) ->
     """A null answer to EXEC is followed by what the key holds by then."""
     answer = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*-1\r\n+OK\r\n" + held[0]
 
-    expected = Verdict(executed=False, error=None, row=None, held=held[1])
+    expected = Verdict(executed=False, error=None, row=None, stored=held[1])
     assert read(answer, 1, cuts, keeping=True) == expected
 
 

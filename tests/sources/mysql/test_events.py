@@ -221,7 +221,7 @@ class TestStatements:
         assert error is None
         defines = ["ddl"] if statement.startswith("CREATE") else []
         assert [row["op"] for row in rows_of(batches)] == ["c", *defines, "c"]
-        assert not any(batch.held for batch in batches)
+        assert not any(batch.parked for batch in batches)
 
     @pytest.mark.parametrize(
         "statement",
@@ -242,7 +242,7 @@ class TestStatements:
 
         assert error is None
         assert [row["op"] for row in rows_of(batches)] == ["c"]
-        held = [event for batch in batches for event in batch.held]
+        held = [event for batch in batches for event in batch.parked]
         assert [event.table for event in held] == ["shop.users", "shop.users"]
         assert "which this version does not know" in held[0].reason
         assert batches[-1].end == Place(FILE, log.pos, 3)

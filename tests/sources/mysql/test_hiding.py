@@ -69,10 +69,10 @@ def test_a_table_with_hidden_columns_is_never_held() -> None:
 
     kept, _ = decode(stream.stream(), catalog=NotCertain())
     batches, error = decode(stream.stream(), catalog=NotCertain(), rules=hide)
-    _, again = decode(stream.stream(), held={"shop.orders": "why"}, rules=hide)
+    _, again = decode(stream.stream(), holds={"shop.orders": "why"}, rules=hide)
 
-    assert [event.table for batch in kept for event in batch.held] == ["shop.orders"]
-    assert not any(batch.held for batch in batches)
+    assert [event.table for batch in kept for event in batch.parked] == ["shop.orders"]
+    assert not any(batch.parked for batch in batches)
     assert isinstance(error, SourceMisconfigured)
     assert "may have been altered. Its changes are not held" in str(error)
     assert isinstance(again, SourceMisconfigured)

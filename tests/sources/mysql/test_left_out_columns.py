@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import HeldEvent
+from deltaforge_dagster.sources.base import ParkedEvent
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.testing.sources import Taken, Versions, take, whole
 from tests.fix_mysql import MysqlVersion
@@ -94,9 +94,9 @@ def reader(bench: MysqlBench) -> MysqlSource:
     return source
 
 
-def held_of(taken: Taken) -> list[HeldEvent]:
+def held_of(taken: Taken) -> list[ParkedEvent]:
     """Return the events that were held."""
-    return [event for batch in taken.batches for event in batch.held]
+    return [event for batch in taken.batches for event in batch.parked]
 
 
 def images(taken: Taken, image: str = "after") -> list[Any]:

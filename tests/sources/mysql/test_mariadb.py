@@ -278,7 +278,7 @@ def test_a_table_that_is_gone_is_held_when_only_the_catalog_knew_its_types(
     finally:
         bench.run("SET GLOBAL binlog_row_metadata = NO_LOG")
 
-    held = [event.table for batch in taken.batches for event in batch.held]
+    held = [event.table for batch in taken.batches for event in batch.parked]
     assert f"{bench.database}.items" in held
     assert all(row["table"] != "items" for row in taken.rows)
 

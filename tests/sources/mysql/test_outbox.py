@@ -124,13 +124,13 @@ def test_an_outbox_that_was_held_is_marked(bench: MysqlBench) -> None:
     bench.run("TRUNCATE TABLE my_outbox")
     bench.execute(insert("orders", 1))
     taken = take(bench, start, whole(1), source=reader)
-    held = [event.data for batch in taken.batches for event in batch.held]
+    held = [event.data for batch in taken.batches for event in batch.parked]
     assert shown(taken.rows) == [(None, "orders", "c", 1)]
 
     table = "CREATE TABLE my_outbox (id int PRIMARY KEY, v longtext)"
     fix = json.dumps({"db": bench.database, "table": "my_outbox", "create_table": table})
     batches: list[pa.RecordBatch] = list(
-        source(bench, "my_outbox").decode_held(iter(held), fix, taken.end, Versions())
+        source(bench, "my_outbox").decode_parked(iter(held), fix, taken.end, Versions())
     )
 
     rows = [row for batch in batches for row in batch.to_pylist()]

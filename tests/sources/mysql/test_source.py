@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import HeldEvent, ReadLimits
+from deltaforge_dagster.sources.base import ParkedEvent, ReadLimits
 from deltaforge_dagster.sources.mysql import source
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, GtidSet
 from deltaforge_dagster.sources.mysql.stream import dump, log_scan
@@ -97,12 +97,12 @@ def problem(error: pytest.ExceptionInfo[DeltaforgeError]) -> str:
 
 def some_held(taken: Taken) -> bool:
     """Enough: an event that is to be kept back, and its transaction's end."""
-    return any(batch.held for batch in taken.batches) and taken.batches[-1].end is not None
+    return any(batch.parked for batch in taken.batches) and taken.batches[-1].end is not None
 
 
-def first_held(taken: Taken) -> HeldEvent:
+def first_held(taken: Taken) -> ParkedEvent:
     """Return the first event that is to be kept back."""
-    return next(event for batch in taken.batches for event in batch.held)
+    return next(event for batch in taken.batches for event in batch.parked)
 
 
 class TestPositions:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.decoder import PostgresDecoder
 from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import Answer, Question
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS, CatalogType
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableContext
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
@@ -147,15 +149,16 @@ def update(chance: random.Random, message: bytes) -> bytes:
 
 def decode(chance: random.Random, recorded: Recorded, content: bytes) -> DeltaforgeError | None:
     """Decode in pieces, and check what comes out."""
-    decoder = PostgresDecoder(
-        source_id="fuzz",
-        db="fuzz",
-        start=LsnPosition(0),
-        registry=Registry(),
-        catalog=recorded,
+    unchanged_toast: UnchangedToast = chance.choice([MARK, OMIT, Odd(chance)])
+    context = PostgresTableContext(
+        "fuzz",
+        Registry(),
+        recorded,
         captures=lambda _schema, _table: True,
-        unchanged_toast=chance.choice([MARK, OMIT, Odd(chance)]),
         built_in=chance.choice([BUILT_IN, ISO_TIMESTAMPS]),
+    )
+    decoder = PostgresDecoder(
+        context, source_id="fuzz", start=LsnPosition(0), unchanged_toast=unchanged_toast
     )
     tail, at = b"", 0
     for cut in sorted(

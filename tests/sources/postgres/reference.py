@@ -64,7 +64,7 @@ class Registry:
         del position
         return {}
 
-    def held(self) -> Mapping[str, str]:
+    def holds(self) -> Mapping[str, str]:
         """Hold no table."""
         return {}
 

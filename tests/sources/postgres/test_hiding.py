@@ -89,10 +89,10 @@ def test_a_table_with_hidden_columns_is_never_held() -> None:
 
     kept, _ = decode(stream)
     batches, error = decode(stream, rules=hide)
-    _, again = decode(known, held={"public.users": "why"}, rules=hide)
+    _, again = decode(known, holds={"public.users": "why"}, rules=hide)
 
-    assert [event.table for batch in kept for event in batch.held] == ["public.users"]
-    assert not any(batch.held for batch in batches)
+    assert [event.table for batch in kept for event in batch.parked] == ["public.users"]
+    assert not any(batch.parked for batch in batches)
     assert isinstance(error, SourceMisconfigured)
     assert "column v" in str(error)
     assert isinstance(again, SourceMisconfigured)

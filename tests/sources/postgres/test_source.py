@@ -26,11 +26,10 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.positions import Position, format_lsn
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres import source
 from deltaforge_dagster.sources.postgres.decode.pgoutput import HEARTBEAT
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
-from deltaforge_dagster.sources.postgres.stream import slots
+from deltaforge_dagster.sources.postgres.stream import slot_reader, slots
 from deltaforge_dagster.tables import ColumnDetails
 from deltaforge_dagster.testing.sources import (
     Taken,
@@ -656,7 +655,7 @@ class TestSlot:
         """Also a server that is told to wait for ever; then the slot is free for anybody."""
         database = conninfo.conninfo_to_dict(bench.dsn)["dbname"]
         bench.execute(f"ALTER DATABASE {database} SET wal_sender_timeout = 0")
-        monkeypatch.setattr(source, "SILENCE_SECONDS", 2.0)
+        monkeypatch.setattr(slot_reader, "SILENCE_SECONDS", 2.0)
         start = bench.source().ensure_start()
         with silencing_proxy(bench.dsn) as (dsn, silence):
             reading = bench.source(dsn=dsn).read(start, ReadLimits(), Versions())
@@ -733,7 +732,7 @@ class TestSlot:
         """Somebody else's process is never ended."""
         monkeypatch.setattr(slots, "_WAIT_SECONDS", 0.5)
         start = bench.source().ensure_start()
-        other = source.PostgresSource(bench.config(), "another-pipeline")
+        other = PostgresSource(bench.config(), "another-pipeline")
         with closing(other):
             reading = other.read(start, ReadLimits(), Versions())
             next(reading)

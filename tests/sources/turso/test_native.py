@@ -20,7 +20,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import HeldEvent
+from deltaforge_dagster.sources.base import ParkedEvent
 from deltaforge_dagster.sources.turso.connection import TursoFile
 from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.testing.sources import (
@@ -64,9 +64,9 @@ def begin(bench: NativeBench) -> tuple[TursoPosition, Versions]:
     return start, versions
 
 
-def held(taken: Taken) -> list[HeldEvent]:
+def held(taken: Taken) -> list[ParkedEvent]:
     """Return what was kept back."""
-    return [one for batch in taken.batches for one in batch.held]
+    return [one for batch in taken.batches for one in batch.parked]
 
 
 def images(taken: Taken) -> list[object]:
@@ -125,11 +125,11 @@ def test_a_rename_that_is_not_recorded_keeps_rows_back(bench: NativeBench) -> No
     source = bench.source()
     data = [one.data for one in kept]
     with pytest.raises(UnsupportedEvent, match="--create-table"):
-        list(source.decode_held(iter(data), "{}", taken.end, versions))
+        list(source.decode_parked(iter(data), "{}", taken.end, versions))
     fix = json.dumps({"create_table": "CREATE TABLE orders (id INTEGER PRIMARY KEY, w TEXT)"})
     rows = [
         row
-        for batch in source.decode_held(iter(data), fix, taken.end, versions)
+        for batch in source.decode_parked(iter(data), fix, taken.end, versions)
         for row in batch.to_pylist()
     ]
     assert [row["after"] for row in rows] == ['{"id":1,"w":"1"}', '{"id":2,"w":"2"}']
@@ -175,12 +175,12 @@ def test_tables_that_are_held_are_kept_back(bench: NativeBench) -> None:
     start, versions = begin(bench)
     bench.execute(insert("orders", 1), insert("items", 2))
     plain = read_all(bench, start, versions)
-    versions.holds = {"main.orders": "because"}
+    versions.on_hold = {"main.orders": "because"}
 
     taken = read_all(bench, start, versions)
 
     (kept,) = held(taken)
-    (batch,) = bench.source().decode_held(iter([kept.data]), "{}", taken.end, versions)
+    (batch,) = bench.source().decode_parked(iter([kept.data]), "{}", taken.end, versions)
     (row,) = batch.to_pylist()
     assert [one["table"] for one in taken.rows] == ["items"]
     assert kept.reason == "because"

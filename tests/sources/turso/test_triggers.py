@@ -336,14 +336,14 @@ def test_held_changes_come_back(bench: TriggerBench) -> None:
     bench.execute(insert("orders", 1), insert("items", 2))
     plain = take(bench, start, whole(2))
     versions = Versions()
-    versions.holds = {"main.orders": "because"}
+    versions.on_hold = {"main.orders": "because"}
     source = bench.source()
     kept = [
         one
         for batch in _until_end(source.read(start, LIMITS, versions), plain)
-        for one in batch.held
+        for one in batch.parked
     ]
-    (batch,) = source.decode_held(iter([one.data for one in kept]), "{}", plain.end, versions)
+    (batch,) = source.decode_parked(iter([one.data for one in kept]), "{}", plain.end, versions)
     source.close()
     (row,) = batch.to_pylist()
 

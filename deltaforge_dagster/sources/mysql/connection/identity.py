@@ -75,7 +75,7 @@ def _check_continues(session: MysqlSession, where: str, position: BinlogPosition
             f"{where}: position lost after failover: {position.file}:{position.pos} means nothing "
             "on another server, and the log has no GTIDs. Re-snapshot required."
         )
-    server_log.check_held(session, where, position, server_log.facts(session, where))
+    server_log.check_log_kept(session, where, position, server_log.facts(session, where))
 
 
 def sent_schema(session: MysqlSession, where: str, table: str) -> TableSchema:

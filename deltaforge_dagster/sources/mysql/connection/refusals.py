@@ -21,9 +21,9 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sources.findings import one_line
 
-SYNTAX = 1064
-PRIVILEGE_MISSING = 1227
-DUMP_ENDED = 1236
+SYNTAX = 1064  # ER_PARSE_ERROR
+PRIVILEGE_MISSING = 1227  # ER_SPECIFIC_ACCESS_DENIED_ERROR
+DUMP_ENDED = 1236  # ER_MASTER_FATAL_ERROR_READING_BINLOG
 
 _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     1040: (SourceUnavailable, "all connections are taken; raise max_connections"),

@@ -33,7 +33,7 @@ from deltaforge_dagster.sources.stream import SocketTimeLimit
 
 _CONNECT_SECONDS = 2.0
 _ACCOUNT_SECONDS = 5.0
-_CLIENT_ERRORS = range(2000, 3000)
+_CLIENT_ERRORS = range(2000, 3000)  # CR_...: found by the client, not sent by the server
 _TLS_ERROR = 2026  # CR_SSL_CONNECTION_ERROR
 
 

@@ -177,7 +177,7 @@ def _domains_before(session: MysqlSession, file: str, pos: int) -> DomainGtids |
     return None if value is None else DomainGtids.parse(str(value))
 
 
-def check_held(
+def check_log_kept(
     session: MysqlSession, where: str, position: BinlogPosition, settings: BinlogSettings
 ) -> None:
     """Check that the log still has everything after `position`.
@@ -228,10 +228,10 @@ def is_lost_here(
 
     Raises:
         PositionLost: The log after `position` is missing, and the server is a primary.
-        DeltaforgeError: As from `check_held`.
+        DeltaforgeError: As from `check_log_kept`.
     """
     try:
-        check_held(session, where, position, settings)
+        check_log_kept(session, where, position, settings)
     except PositionLost:
         if not may_catch_up(session):
             raise

@@ -14,7 +14,7 @@ stream (`events.compressed_events`), one block at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,13 +26,6 @@ from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.batches import MysqlBatchWriter
-from deltaforge_dagster.sources.mysql.decode.held_events import (
-    HeldBatch,
-    HeldRows,
-    HeldStatement,
-    KnownTables,
-    follow,
-)
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BAD_EVENT,
     BARE,
@@ -56,6 +49,13 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     TXS,
 )
 from deltaforge_dagster.sources.mysql.decode.non_row_events import DAMAGE, NonRowEvents
+from deltaforge_dagster.sources.mysql.decode.parked_events import (
+    KnownTables,
+    ParkedBatch,
+    ParkedRows,
+    ParkedStatement,
+    follow,
+)
 from deltaforge_dagster.sources.mysql.decode.scan import SPLIT_SIZE, pass_event, scan
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
     MAX_ROWS,
@@ -67,9 +67,9 @@ from deltaforge_dagster.sources.mysql.events.compressed_events import NestedEven
 from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableVersions, TableCatalog
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext, MysqlTableVersions
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsPrepared
-from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
+from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, MysqlOutboxTables
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -105,52 +105,32 @@ class MysqlDecoder:
     """Decodes one dump stream, from the first packet after the command to its end.
 
     Args:
+        context: What the tables are selected and described with.
         source_id: `id` of the source, on which event ids depend.
         progress: Turns transactions and offsets into positions.
-        registry: Where table versions are registered.
-        catalog: Provides names, labels and keys that the log lacks.
-        captures: Returns whether changes of (database, table) are captured. Others are skipped, but
-            counted, so that ids do not depend on the choice of tables.
         prepared: Finds the rows of prepared XA transactions that are not in memory.
-        forms: The formats of values where there is a choice.
-        held: Full names of tables whose events are returned undecoded, with the reasons. Tables
+        holds: Full names of tables whose events are returned undecoded, with the reasons. Tables
             whose columns are not certain are added.
         until: The end of a transaction after which nothing is decoded; None for no limit.
         outboxes: Tables whose changes are marked as those of an outbox.
-        rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
-            default.
     """
 
     _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
 
     def __init__(
         self,
+        context: MysqlTableContext,
         *,
         source_id: str,
         progress: PositionTracker,
-        registry: SchemaRegistry,
-        catalog: TableCatalog,
-        captures: Callable[[str, str], bool],
         prepared: FindsPrepared,
-        forms: ValueForms = LABEL_FORMS,
-        held: Mapping[str, str] | None = None,
+        holds: Mapping[str, str] | None = None,
         until: BinlogPosition | None = None,
         outboxes: MysqlOutboxTables = NO_OUTBOX,
-        rules: ColumnRules = NO_RULES,
-        whole_inserts: bool = False,
     ) -> None:
         self._nested: list[NestedEvents] = []
         self._nested_bytes = 0
-        self._versions = MysqlTableVersions(
-            registry=registry,
-            catalog=catalog,
-            captures=captures,
-            forms=forms,
-            held=held,
-            rules=rules,
-            whole_inserts=whole_inserts,
-        )
+        self._versions = MysqlTableVersions(context, holds or {})
         self._writer = MysqlBatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._assembler = TransactionAssembler(self._writer, progress)
         self._state = self._assembler.state
@@ -159,8 +139,8 @@ class MysqlDecoder:
             self._assembler,
             self._writer,
             self._versions,
-            catalog=catalog,
-            captures=captures,
+            catalog=context.catalog,
+            captures=context.captures,
             prepared=prepared,
             until=until,
             nested=self._nested,
@@ -308,27 +288,27 @@ class MysqlDecoder:
         self._versions.redefined(altered)
         self._versions.forget()
 
-    def decode_held(self, held: HeldRows, *, last: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of a held rows event, with their original positions and ids.
+    def decode_parked(self, parked: ParkedRows, *, last: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a parked rows event, with their original positions and ids.
 
         Args:
-            held: The event.
-            last: Whether it is the last held event of its transaction.
+            parked: The event.
+            last: Whether it is the last parked event of its transaction.
 
         Raises:
             UnsupportedEvent: The columns of its table are still not known.
         """
         state, versions = self._state, self._versions
         self._assembler.batches = []
-        self._assembler.file, self._assembler.txs[0] = held.file, held.tx
-        self._writer.tags[int(self._assembler.txs[0, TX_TAG])] = held.tag
-        state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, held.index
-        state[EVENT_POS] = state[POS] = held.pos
-        versions.server = held.server
-        versions.describe(held.table_map, self._assembler.here())
-        for reason in versions.held.values():
+        self._assembler.file, self._assembler.txs[0] = parked.file, parked.tx
+        self._writer.tags[int(self._assembler.txs[0, TX_TAG])] = parked.tag
+        state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, parked.index
+        state[EVENT_POS] = state[POS] = parked.pos
+        versions.server = parked.server
+        versions.describe(parked.table_map, self._assembler.here())
+        for reason in versions.holds.values():
             raise UnsupportedEvent(reason)
-        self._nested.append(NestedEvents(iter([held.event])))
+        self._nested.append(NestedEvents(iter([parked.event])))
         with np.errstate(over="ignore"):
             while self._nested and self._error is None:
                 self._decode_nested_block()
@@ -358,14 +338,14 @@ class LogPlaces:
 
 
 class _NothingPrepared:
-    """Finds no prepared transactions: held events contain the rows of XA transactions."""
+    """Finds no prepared transactions: parked events contain the rows of XA transactions."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
-        """Raise `UnsupportedEvent`: held events never refer to earlier rows in the log."""
+        """Raise `UnsupportedEvent`: parked events never refer to earlier rows in the log."""
         raise UnsupportedEvent(f"XA transaction {xid} among held events at {until.file}")
 
 
-def decode_held(
+def decode_parked(
     events: Iterator[bytes],
     tables: KnownTables,
     *,
@@ -375,13 +355,13 @@ def decode_held(
     outboxes: MysqlOutboxTables = NO_OUTBOX,
     rules: ColumnRules = NO_RULES,
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the held events of one table, and yield the changes that a stream would have yielded.
+    """Decode the parked events of a table; yield the changes that a stream would have yielded.
 
     If an insert lacks a column whose default is not certain, its row is written without the column;
     the user who released the table was told so.
 
     Args:
-        events: Serialized held items (`held_events`), in log order.
+        events: Serialized parked items (`parked_events`), in log order.
         tables: The definitions of tables; updated by the statements among the events.
         source_id: `id` of the source, on which event ids depend.
         registry: Where table versions are registered.
@@ -391,31 +371,27 @@ def decode_held(
 
     Raises:
         UnsupportedEvent: The columns of the table are still not known.
-        CorruptLog: A held event is damaged.
+        CorruptLog: A parked event is damaged.
     """
     decoder = MysqlDecoder(
+        MysqlTableContext(registry, tables, lambda _db, _table: True, forms, rules),
         source_id=source_id,
         progress=LogPlaces(),
-        registry=registry,
-        catalog=tables,
-        captures=lambda _db, _table: True,
         prepared=_NothingPrepared(),
-        forms=forms,
         outboxes=outboxes,
-        rules=rules,
     )
-    for held, successor in follow(events):
-        if isinstance(held, HeldStatement):
-            altered = tables.statement(held.database, held.sql, BinlogPosition("held.0", 0))
+    for parked, successor in follow(events):
+        if isinstance(parked, ParkedStatement):
+            altered = tables.statement(parked.database, parked.sql, BinlogPosition("held.0", 0))
             decoder.forget_tables(altered)
             continue
-        last = successor is None or _transaction(successor) != _transaction(held)
-        if isinstance(held, HeldBatch):
-            yield with_tx_end(held.rows) if last else held.rows
+        last = successor is None or _transaction(successor) != _transaction(parked)
+        if isinstance(parked, ParkedBatch):
+            yield with_tx_end(parked.rows) if last else parked.rows
         else:
-            yield from decoder.decode_held(held, last=last)
+            yield from decoder.decode_parked(parked, last=last)
 
 
-def _transaction(held: object) -> tuple[int, ...]:
-    assert isinstance(held, HeldRows | HeldBatch)
-    return held.tx
+def _transaction(parked: object) -> tuple[int, ...]:
+    assert isinstance(parked, ParkedRows | ParkedBatch)
+    return parked.tx

@@ -62,7 +62,7 @@ GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
     FILE_A,
     FILE_B,
     BARE,
-    HELD_INDEX,
+    PARKED_INDEX,
     MEASURING,
     MEASURED,
     MEASURED_OPEN,
@@ -75,7 +75,7 @@ CHECKSUM: 1 if events end with a CRC32. NEXT_ROW: where in the buffer to continu
 event, 0 for none. EVENT, EVENT_END, PACKET_END, EVENT_POS: start and end in the buffer of the event
 at which `scan` stopped, end of its packet, and its end in the file. FILE_A, FILE_B: hashes of the
 file's name. BARE: `JOINED` or `NESTED` if the buffer has events without packet headers, else 0.
-HELD_INDEX: changes of the transaction before the current rows event. MEASURING: 1 if changes are
+PARKED_INDEX: changes of the transaction before the current rows event. MEASURING: 1 if changes are
 only measured, not recorded (`SectionPlanner`). MEASURED, MEASURED_OPEN: bytes of events with
 captured changes, without and with those of the open transaction. UNTIL: offset in the file at which
 to stop between two transactions, 0 for none."""
@@ -90,11 +90,11 @@ checksums, and the file position of the event that contains them.
 # `tables`: one line per table version. `columns`: one line per column of any of them.
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)
 """Line of its first column; number of columns; number of columns up to the last one of the key, 0
-without a key; 1 if its changes are captured, `HELD` if they are held, else 0; the most bytes of
-JSON that a row image needs for braces, names and all values of bounded size.
+without a key; 1 if its changes are captured, `ON_HOLD` if they are parked, else 0; the most bytes
+of JSON that a row image needs for braces, names and all values of bounded size.
 """
 TABLE_WIDTH = 5
-HELD = 2
+ON_HOLD = 2
 (
     COLUMN_KIND,
     COLUMN_SIZE,
@@ -137,8 +137,8 @@ PAYLOAD, OF_XA, PREPARED, COMPRESSED, PARTIAL = range(9, 14)
 TABLE_MAP or rows event of an XA transaction; an XA_PREPARE; a compressed event of MariaDB; a
 PARTIAL_UPDATE_ROWS."""
 
-HELD_ROWS = 14
-"""A rows event of a held table; its changes were counted."""
+PARKED_ROWS = 14
+"""A rows event of a table on hold; its changes were counted."""
 
 LACKING = 18
 """A rows event whose inserts lack columns with defaults that are not known yet.

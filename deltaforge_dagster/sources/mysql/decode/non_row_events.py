@@ -13,14 +13,8 @@ import numpy as np
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
 from deltaforge_dagster.sources.mysql.decode.batches import DDL_TABLE, MysqlBatchWriter, RowLocation
-from deltaforge_dagster.sources.mysql.decode.held_events import (
-    HeldBatch,
-    HeldItem,
-    HeldRows,
-    HeldStatement,
-)
 from deltaforge_dagster.sources.mysql.decode.layout import (
     BAD_EVENT,
     BAD_ORDER,
@@ -37,8 +31,6 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     FORMAT,
     GROUP,
     GTID_OF_MYSQL,
-    HELD_INDEX,
-    HELD_ROWS,
     INDEX,
     NEW_FILE,
     NEW_TABLE,
@@ -46,6 +38,8 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     OF_XA,
     OPEN,
     PACKET_END,
+    PARKED_INDEX,
+    PARKED_ROWS,
     PARTIAL,
     PAYLOAD,
     POS,
@@ -64,6 +58,12 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     UNKNOWN_TABLE,
     UNSUPPORTED,
     UNTIL,
+)
+from deltaforge_dagster.sources.mysql.decode.parked_events import (
+    ParkedBatch,
+    ParkedItem,
+    ParkedRows,
+    ParkedStatement,
 )
 from deltaforge_dagster.sources.mysql.decode.partial_json import whole_event
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import TransactionAssembler
@@ -187,7 +187,7 @@ class NonRowEvents:
             self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
         elif stop == OF_XA:
             self._prepared_rows.keep(source[start:end].tobytes())
-        elif stop == HELD_ROWS:
+        elif stop == PARKED_ROWS:
             self._hold_rows(source[start:end].tobytes())
         elif stop == COMPRESSED:
             self._nest(iter([decompressed(source[start:end].tobytes())]))
@@ -312,7 +312,7 @@ class NonRowEvents:
         tables = {".".join(name) for name in self._catalog.existing(self._captured(names))}
         databases = {table for _, table in names}
         tables |= {table for table in self._versions.captured if table.split(".")[0] in databases}
-        for table in sorted(tables - self._versions.held.keys()):
+        for table in sorted(tables - self._versions.holds.keys()):
             self._versions.hold(
                 table,
                 f"table {table}: the log holds a statement {words} ..., which this version does not"
@@ -320,29 +320,29 @@ class NonRowEvents:
             )
         self._catalog.statement(query.database, query.sql, self._assembler.here())
         for table in sorted(tables):
-            self._hold_event(table, HeldStatement(query.database, query.sql))
+            self._hold_event(table, ParkedStatement(query.database, query.sql))
 
     def _hold_rows(self, event: bytes) -> None:
-        """Add a rows event of a held table to the batches, undecoded."""
+        """Add a rows event of a table on hold to the batches, undecoded."""
         state = self._state
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
         tx = self._assembler.txs[int(state[TXS]) - 1]
-        held = HeldRows(
+        parked = ParkedRows(
             file=self._assembler.file,
             pos=int(state[EVENT_POS]),
             tx=tuple(tx.tolist()),
             tag=self._writer.tags.get(int(tx[TX_TAG]), ""),
-            index=int(state[HELD_INDEX]),
+            index=int(state[PARKED_INDEX]),
             table_map=table_map,
             event=event,
             server=self._versions.server,
         )
-        self._hold_event(".".join(table_of(table_map)), held)
+        self._hold_event(".".join(table_of(table_map)), parked)
 
-    def _hold_event(self, table: str, held: HeldItem) -> None:
-        event = HeldEvent(table, self._versions.held[table], held.data())
-        self._assembler.batches.append(ChangeBatch(None, None, held=(event,)))
+    def _hold_event(self, table: str, parked: ParkedItem) -> None:
+        event = ParkedEvent(table, self._versions.holds[table], parked.data())
+        self._assembler.batches.append(ChangeBatch(None, None, parked=(event,)))
 
     def _define(self, query: QueryEvent, kind: StatementKind) -> None:
         """Apply DDL to the table definitions, and add a row for it.
@@ -353,8 +353,8 @@ class NonRowEvents:
         self._versions.redefined(altered)
         self._versions.forget()
         if kind is StatementKind.DEFINES:
-            for table in self._versions.held:
-                self._hold_event(table, HeldStatement(query.database, query.sql))
+            for table in self._versions.holds:
+                self._hold_event(table, ParkedStatement(query.database, query.sql))
         if kind is StatementKind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
@@ -369,7 +369,7 @@ class NonRowEvents:
     def _add_statement(self, op: str, db: str, table: str, query: QueryEvent) -> None:
         """Add the row of a statement as the newest change of its transaction.
 
-        If the row is a TRUNCATE of a held table, it is held instead.
+        If the row is a TRUNCATE of a table on hold, it is parked instead.
         """
         state = self._state
         tx = self._assembler.txs[int(state[TXS]) - 1]
@@ -381,8 +381,8 @@ class NonRowEvents:
             tx,
         )
         state[INDEX] += 1
-        if op == "t" and f"{db}.{table}" in self._versions.held:
-            self._hold_event(f"{db}.{table}", HeldBatch(tuple(tx.tolist()), row))
+        if op == "t" and f"{db}.{table}" in self._versions.holds:
+            self._hold_event(f"{db}.{table}", ParkedBatch(tuple(tx.tolist()), row))
             return
         self._assembler.add(row)
 

@@ -43,7 +43,7 @@ _REPLACE, _INSERT, _REMOVE = range(3)
 _OBJECT, _ARRAY, _LARGE = 0, 2, 1
 _LITERAL, _UINT16, _INT32, _UINT32, _STRING, _COLUMN = 4, 6, 7, 8, 12, 15
 _SIZES = {4: 1, 5: 2, 6: 2, 7: 4, 8: 4, 9: 8, 10: 8, 11: 8}
-_MAX_DEPTH = 128
+_MAX_DEPTH = 128  # the server accepts documents of at most 100 levels
 
 Node: TypeAlias = "Scalar | list[Node] | dict[bytes, Node]"
 """A parsed binary JSON document (`values.json_binary`); scalars keep their bytes."""

@@ -235,6 +235,8 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
     return 0
 
 
+# Bits of `flags`, and of `flags_extra` (MariaDB 10.8 and newer, `events.binlog`) those of an ALTER
+# TABLE in two phases that begins, or fails.
 _STANDALONE, _GROUP_COMMIT, _PREPARED_XA, _COMPLETED_XA = 1, 2, 64, 128
 _TWO_PHASES = 2 | 8
 

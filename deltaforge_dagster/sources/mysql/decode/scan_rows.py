@@ -30,9 +30,6 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_SIZE,
     EVENT_POS,
     FULL,
-    HELD,
-    HELD_INDEX,
-    HELD_ROWS,
     INDEX,
     LACKING,
     MAP_ID,
@@ -41,9 +38,12 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     NEXT_ROW,
     NO_COLUMNS,
     NOT_ASKED,
+    ON_HOLD,
     OP_DELETE,
     OP_INSERT,
     OP_UPDATE,
+    PARKED_INDEX,
+    PARKED_ROWS,
     ROW_END,
     ROW_INDEX,
     ROW_LAST,
@@ -235,7 +235,7 @@ def scan_rows(
     if state[NEXT_ROW] != 0:
         at = state[NEXT_ROW]
     else:
-        state[HELD_INDEX] = state[INDEX]
+        state[PARKED_INDEX] = state[INDEX]
     while at < end:
         row = state[ROWS]
         if row == rows.shape[0]:
@@ -275,7 +275,7 @@ def scan_rows(
         state[INDEX] += 1
         at = after
     state[NEXT_ROW] = 0
-    return HELD_ROWS if tables[table, TABLE_CAPTURED] == HELD else 0
+    return PARKED_ROWS if tables[table, TABLE_CAPTURED] == ON_HOLD else 0
 
 
 @kernel
@@ -290,8 +290,8 @@ def measure_rows(source: Bytes, at: int, end: int, state: Longs, maps: Longs, ta
     if maps[map_line, MAP_ID] == -1:
         return UNKNOWN_TABLE
     captured = tables[maps[map_line, MAP_VERSION], TABLE_CAPTURED]
-    if captured == HELD:
-        return HELD_ROWS
+    if captured == ON_HOLD:
+        return PARKED_ROWS
     if captured == 1:
         state[MEASURED_OPEN] += end - at
     return 0

@@ -187,19 +187,19 @@ class NestedEvents:
         Raises:
             CorruptLog: The blocks end inside an event, or an event is shorter than its header.
         """
-        parts, held = [self._rest], len(self._rest)
+        parts, size = [self._rest], len(self._rest)
         needed = _size(self._rest)
         self._rest = b""
         for block in self._blocks:
             parts.append(block)
-            held += len(block)
-            if needed == HEADER <= held:
+            size += len(block)
+            if needed == HEADER <= size:
                 needed = _size(b"".join(parts))
-            if held >= needed:
+            if size >= needed:
                 break
-        if not held:
+        if not size:
             return None
-        if held < needed:
+        if size < needed:
             raise CorruptLog("events that end too early")
         return read_only(b"".join(parts))
 

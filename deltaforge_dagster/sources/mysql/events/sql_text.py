@@ -28,8 +28,8 @@ from enum import Enum
 
 from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset
 
-_UTF_8 = 45
-_ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1 << 2, 1 << 20
+_UTF_8 = 45  # the collation utf8mb4_general_ci
+_ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1 << 2, 1 << 20  # bits of sql_mode
 
 _SHIFT_JIS = rb"[\x81-\x9f\xe0-\xfc][\x40-\x7e\x80-\xfc]"
 _GBK = rb"[\x81-\xfe][\x40-\x7e\x80-\xfe]"

@@ -481,9 +481,9 @@ def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> Colum
 
 
 def _is_rounded(type_: str, text: str | None) -> bool:
-    """Return whether the server may have another value than a statement says.
+    """Return whether the server may store another default than the statement contains.
 
-    It rounds fractions, and completes years.
+    The server rounds fractions of seconds and of numbers, and makes `26` the year 2026.
     """
     name = type_.partition("(")[0].partition(" ")[0]
     if text is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,6 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     COLUMN_DEFAULT,
     COLUMN_DEFAULT_END,
     COLUMN_WIDTH,
-    HELD,
     MAP_END,
     MAP_ID,
     MAP_START,
@@ -32,6 +31,7 @@ from deltaforge_dagster.sources.mysql.decode.layout import (
     MAP_WIDTH,
     NO_DEFAULT,
     NOT_ASKED,
+    ON_HOLD,
     TABLE_COLUMNS,
     TABLE_FIRST,
     TABLE_SIZE,
@@ -61,6 +61,7 @@ from deltaforge_dagster.sources.mysql.values.charsets import (
 )
 from deltaforge_dagster.sources.mysql.values.types import (
     ENUM,
+    LABEL_FORMS,
     SET,
     MysqlValueType,
     ValueForms,
@@ -75,7 +76,7 @@ from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _Described = tuple[bytes, LogServer, CatalogTable | None, bool]
 """What distinguishes versions of a table: the TABLE_MAP event without the table id, the server that
-wrote it, the definition if the table is captured and not held, and whether the table is
+wrote it, the definition if the table is captured and not on hold, and whether the table is
 captured."""
 
 _NO_STAMP = SchemaStamp("", 0, 0)
@@ -140,21 +141,38 @@ class TableCatalog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MysqlTableContext:
+    """What the tables of one stream are selected and described with.
+
+    Attributes:
+        registry: Where table versions are registered.
+        catalog: Provides names, labels and keys that the log lacks.
+        captures: Returns whether changes of (database, table) are captured. Others are skipped, but
+            counted, so that ids do not depend on the choice of tables.
+        forms: The formats of values where there is a choice.
+        rules: The column rules.
+        whole_inserts: Whether a table is on hold if a column that an insert lacks has no certain
+            default.
+    """
+
+    registry: SchemaRegistry
+    catalog: TableCatalog
+    captures: Callable[[str, str], bool]
+    forms: ValueForms = LABEL_FORMS
+    rules: ColumnRules = NO_RULES
+    whole_inserts: bool = False
+
+
 class MysqlTableVersions:
     """The table versions of one stream by number, and the current version of each table id.
 
     Args:
-        registry: Where versions are registered.
-        catalog: Provides names, labels and keys that the log lacks.
-        captures: Returns whether changes of (database, table) are captured.
-        forms: The formats of values where there is a choice.
-        held: Full names of tables whose changes are held, with the reasons.
-        rules: The column rules.
-        whole_inserts: Whether a table is held if a column that an insert lacks has no certain
-            default.
+        context: What tables are selected and described with.
+        holds: Full names of tables whose changes are held, with the reasons.
 
     Attributes:
-        held: The tables of the argument, and those that were put on hold while this stream was
+        holds: The tables of the argument, and those that were put on hold while this stream was
             read.
         schemas, stamps: Table and stamp of each version; without columns if it is not captured.
         hiding: Applies the column rules to rows.
@@ -164,25 +182,11 @@ class MysqlTableVersions:
         server: The server that wrote the log from here on.
     """
 
-    def __init__(
-        self,
-        *,
-        registry: SchemaRegistry,
-        catalog: TableCatalog,
-        captures: Callable[[str, str], bool],
-        forms: ValueForms,
-        held: Mapping[str, str] | None = None,
-        rules: ColumnRules = NO_RULES,
-        whole_inserts: bool = False,
-    ) -> None:
-        self.held = dict(held or {})
-        self._whole_inserts = whole_inserts
+    def __init__(self, context: MysqlTableContext, holds: Mapping[str, str]) -> None:
+        self.holds = dict(holds)
+        self.hiding = Hiding(context.rules)
+        self._context = context
         self._types: dict[int, list[MysqlValueType]] = {}
-        self.hiding = Hiding(rules)
-        self._registry = registry
-        self._forms = forms
-        self._catalog = catalog
-        self._captures = captures
         self.server = UNKNOWN_SERVER
         self._versions: dict[Name, dict[_Described, int]] = {}
         self._newest: dict[str, int] = {}
@@ -217,18 +221,18 @@ class MysqlTableVersions:
         """Hold a table, given by its full name, from its next TABLE_MAP event on.
 
         Raises:
-            SourceMisconfigured: Values of it must be hidden, so that it cannot be held.
+            SourceMisconfigured: Values of it must be hidden, so that its changes cannot be parked.
         """
         database, _, name = table.partition(".")
         self.hiding.refuse_to_hold(database, name, reason)
-        self.held[table] = reason
+        self.holds[table] = reason
         self.forget()
 
     def describe(self, content: bytes, position: Position) -> None:
         """Make the version that a TABLE_MAP event describes the current one for its table id.
 
         A new version is registered at `position`. If the table's columns are not certain, the table
-        is held from here on.
+        is on hold from here on.
 
         Args:
             content: The event's body.
@@ -240,14 +244,14 @@ class MysqlTableVersions:
             DeltaforgeError: From catalog or registry.
         """
         described = parse_table_map(content, self.server)
-        captured = self._captures(described.db, described.table)
+        captured = self._context.captures(described.db, described.table)
         name = f"table {described.db}.{described.table}"
         definition = None
         types: list[MysqlValueType] = []
         if captured:
-            definition = self._unless_held(described, name, position)
+            definition = self._unless_on_hold(described, name, position)
         if definition is not None:
-            types = _types(described, definition, name, self._forms)
+            types = _types(described, definition, name, self._context.forms)
         key = (content[ID_SIZE:], self.server, definition, captured)
         versions = self._versions.setdefault((described.db, described.table), {})
         version = versions.get(key)
@@ -255,10 +259,10 @@ class MysqlTableVersions:
             if definition is not None:
                 version = self._add(described, types, definition, position)
             else:
-                version = self._add_skipped(described, name, HELD if captured else 0)
+                version = self._add_skipped(described, name, ON_HOLD if captured else 0)
             versions[key] = version
         elif version in self._visible_schemas and self._newest.get(name) != version:
-            self._registry.register(
+            self._context.registry.register(
                 self._visible_schemas[version], position
             )  # it is in force again
         self._newest[name] = version
@@ -267,7 +271,7 @@ class MysqlTableVersions:
     def complete(self, table_id: int, lacking: Sequence[int], position: Position) -> None:
         """Look up the defaults of a table, because the log has inserts that lack columns.
 
-        If the default of a lacking column is not certain, the table is held from here on
+        If the default of a lacking column is not certain, the table is on hold from here on
         (`whole_inserts`); otherwise the inserts stay without that column.
 
         Args:
@@ -284,7 +288,7 @@ class MysqlTableVersions:
         names = [column.name for column in self.schemas[version].columns]
         name = f"table {described.db}.{described.table}"
         needed = [names[number] for number in lacking]
-        answer = self._catalog.defaults(
+        answer = self._context.catalog.defaults(
             described.db, described.table, _logged_types(described, name), needed, position
         )
         texts: list[str | None] = [None] * len(names)
@@ -296,7 +300,7 @@ class MysqlTableVersions:
         line = self.tables[version]
         line[TABLE_SIZE] += self.layout.set_defaults(int(line[TABLE_FIRST]), texts)
         uncertain = [names[number] for number in lacking if texts[number] is None]
-        if not uncertain or not self._whole_inserts:
+        if not uncertain or not self._context.whole_inserts:
             return
         why = f" ({answer.reason})" if isinstance(answer, Unknown) else ""
         reason = (
@@ -307,7 +311,7 @@ class MysqlTableVersions:
             " resync"
         )
         self.hiding.refuse_to_hold(described.db, described.table, reason)
-        self.held[f"{described.db}.{described.table}"] = reason
+        self.holds[f"{described.db}.{described.table}"] = reason
         self.describe(content, position)
 
     def map_of(self, table_id: int) -> bytes:
@@ -320,16 +324,16 @@ class MysqlTableVersions:
         schema = self.schemas[version]
         return f"{schema.db}.{schema.table}"
 
-    def _unless_held(
+    def _unless_on_hold(
         self, described: TableMap, name: str, position: Position
     ) -> CatalogTable | None:
-        """Return a table's columns; None if its changes are held.
+        """Return a table's columns; None if its changes are parked.
 
-        Adds it to `held` if its columns are uncertain.
+        Adds it to `holds` if its columns are uncertain.
         """
         table = f"{described.db}.{described.table}"
-        if table in self.held:
-            self.hiding.refuse_to_hold(described.db, described.table, self.held[table])
+        if table in self.holds:
+            self.hiding.refuse_to_hold(described.db, described.table, self.holds[table])
             return None
         definition = self._known_columns(described, name, position)
         if isinstance(definition, CatalogTable) and len(definition.columns) != len(described.types):
@@ -340,7 +344,7 @@ class MysqlTableVersions:
             )
         if isinstance(definition, Unknown):
             self.hiding.refuse_to_hold(described.db, described.table, definition.reason)
-            self.held[table] = definition.reason
+            self.holds[table] = definition.reason
             return None
         return definition
 
@@ -352,7 +356,7 @@ class MysqlTableVersions:
         fixed = self.server.is_mariadb and any(map(may_be_fixed, described.types))
         if logged is not None and not fixed and None not in described.unsigned:
             return logged
-        answer = self._catalog.table(
+        answer = self._context.catalog.table(
             described.db,
             described.table,
             _logged_types(described, name),
@@ -413,7 +417,7 @@ class MysqlTableVersions:
         shown = self._visible_schemas[len(self.schemas)] = self.hiding.add(
             len(self.schemas), schema
         )
-        self.stamps.append(self._registry.register(shown, position))
+        self.stamps.append(self._context.registry.register(shown, position))
         self.schemas.append(schema)
         in_key = [name in definition.primary_key for name in names]
         keys = len(in_key) - in_key[::-1].index(True) if any(in_key) else 0
@@ -425,7 +429,7 @@ class MysqlTableVersions:
         return len(self.schemas) - 1
 
     def _add_skipped(self, described: TableMap, name: str, captured: int) -> int:
-        """Lay out a table whose changes are only counted, or held; return its version's number."""
+        """Lay out a table whose changes are counted or parked only; return its version's number."""
         for number, log_type in enumerate(described.types, start=1):
             try:
                 type_ = skipped_type(log_type)
@@ -443,7 +447,7 @@ class MysqlTableVersions:
 
 
 def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
-    """Return the columns' types as far as the log says them."""
+    """Return the columns' types, as far as the log contains them."""
     columns = zip(described.types, described.unsigned, described.collations, strict=True)
     types = []
     for number, (type_, sign, collation) in enumerate(columns, start=1):

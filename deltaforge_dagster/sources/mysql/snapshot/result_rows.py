@@ -27,6 +27,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
 from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, read_24, read_64
 from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer
 
+# Sizes and first bytes of packets; see the module's docstring.
 _HEADER = 4
 _FULL = (1 << 24) - 1
 _NULL, _TWO, _THREE, _EIGHT, _ERROR = 0xFB, 0xFC, 0xFD, 0xFE, 0xFF

@@ -37,14 +37,14 @@ from deltaforge_dagster.sources.mysql.position import (
 )
 from deltaforge_dagster.sources.stream import StreamSocket
 
-HEARTBEAT_SECONDS = 15
+HEARTBEAT_SECONDS = 15  # four are missed before the server counts as dead
 PACKET_HEADER = 4
 """Bytes of a packet before its content: size and sequence number."""
 SILENCE_SECONDS = 60.0
 """A server that sends nothing for this long, not even a heartbeat, is considered dead."""
 
 _COM_BINLOG_DUMP, _COM_BINLOG_DUMP_GTID = 0x12, 0x1E
-_NON_BLOCK = 1
+_NON_BLOCK = 1  # BINLOG_DUMP_NON_BLOCK: the stream ends at the end of the log
 _BLOCKED_SECONDS = 3600
 """How long the server tolerates that we read nothing, as while capture is paused."""
 

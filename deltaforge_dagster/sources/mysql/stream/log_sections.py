@@ -37,7 +37,7 @@ from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.definitions import fit, lacks_charsets
-from deltaforge_dagster.sources.mysql.schema.versions import TableCatalog
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext, TableCatalog
 from deltaforge_dagster.sources.mysql.stream.dump import SILENCE_SECONDS
 from deltaforge_dagster.sources.stream import BUFFER_BYTES, ReadBuffer, StreamSocket
 from deltaforge_dagster.tables import ColumnChanges, SchemaStamp, TableFate, TableSchema
@@ -130,8 +130,8 @@ class SectionTables:
         del position
         return {}
 
-    def held(self) -> Mapping[str, str]:
-        """Return nothing: the part has no events of held tables."""
+    def holds(self) -> Mapping[str, str]:
+        """Return nothing: the part has no events of tables on hold."""
         return {}
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
@@ -325,14 +325,14 @@ class SectionPlanner(MysqlDecoder):
     registered before the section is decoded.
 
     It continues only while each section can be decoded from its own bytes and the tables known so
-    far. A DDL statement, a prepared transaction, a held table, or anything else that needs more
+    far. A DDL statement, a prepared transaction, a table on hold, or anything else that needs more
     ends it, as `DecodedBinlog.error`. The sequential reader continues from there.
     """
 
     _non_row_events = _PlannerEvents
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, context: MysqlTableContext, **arguments: Any) -> None:
+        super().__init__(context, **arguments)
         self._state[MEASURING] = 1
 
     @property

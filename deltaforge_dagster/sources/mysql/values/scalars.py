@@ -37,6 +37,7 @@ from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_24, rea
 
 _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
 
+# Bytes of a decimal's group of 0 to 9 digits; a full group of 9 digits has 4.
 _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
 _POWERS = np.array([1_000_000, 10_000, 100, 1], np.int64)
 """The microseconds in one unit of a fraction, by the size of the fraction in bytes."""

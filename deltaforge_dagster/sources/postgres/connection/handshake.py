@@ -30,6 +30,7 @@ ONLY_IPV6 = (
 )
 """The reason why a host that has no IPv4 address cannot be reached."""
 
+# The message's length, and 1234 and 5679 in place of the two halves of a protocol's version.
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 
 

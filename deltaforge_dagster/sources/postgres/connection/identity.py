@@ -25,8 +25,8 @@ from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.tables import Column, TableSchema
 
 logger = logging.getLogger(__name__)
-_COLUMN_LISTS_VERSION = 150000
-_GENERATED_VERSION = 180000
+_COLUMN_LISTS_VERSION = 150000  # publications have column lists from 15 on
+_GENERATED_VERSION = 180000  # generated columns can be published from 18 on
 _BRANCH = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
 
 

@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.postgres.decode.pgoutput import Relation
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 
-_XIDS = 1 << 32
+_XIDS = 1 << 32  # the log has transaction ids without their epoch
 _MOST_DROPPED = 8
 """If a transaction dropped more columns than this, the subsets that its rows may have had are too
 many to try."""

@@ -10,20 +10,17 @@ not on how they are divided into buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
 from deltaforge_dagster.sources.postgres.decode.batches import PostgresBatchWriter, UnchangedToast
-from deltaforge_dagster.sources.postgres.decode.column_numbers import ColumnNumbers
-from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.decode.layout import (
     END,
     IDLE_LSN,
@@ -48,6 +45,11 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
     TX_XID,
     TXS,
 )
+from deltaforge_dagster.sources.postgres.decode.parked_events import (
+    ParkedChange,
+    changes_of,
+    decoded,
+)
 from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     EPOCH_US,
     MESSAGE_NAMES,
@@ -65,11 +67,11 @@ from deltaforge_dagster.sources.postgres.decode.scan import (
     BAD_SIZE,
     FOREIGN,
     FULL,
-    HELD,
-    HELD_CHANGE,
     IGNORED,
     MESSAGE,
     NEED_MORE,
+    ON_HOLD,
+    PARKED_CHANGE,
     RELATION,
     TYPE,
     UNKNOWN,
@@ -78,18 +80,12 @@ from deltaforge_dagster.sources.postgres.decode.scan import (
     read_64,
     scan,
 )
-from deltaforge_dagster.sources.postgres.decode.types import (
-    BUILT_IN,
-    PostgresValueType,
-    TypeCatalog,
-)
 from deltaforge_dagster.sources.postgres.decode.versions import (
-    ColumnFills,
+    PostgresTableContext,
     PostgresTableVersions,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
-from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed
 
 MAX_ROWS = 1 << 17
@@ -97,9 +93,6 @@ MAX_ROWS = 1 << 17
 
 Enough for 4 MiB of the smallest rows.
 """
-
-NO_OUTBOX = Globs(())
-"""Matches no prefix: there are no outboxes."""
 
 _DAMAGE = {
     BAD_SIZE: "a message of an impossible size",
@@ -135,54 +128,26 @@ class PostgresDecoder:
     """Decodes one replication stream, from `START_REPLICATION` to its end.
 
     Args:
+        context: What the tables are selected and described with.
         source_id: `id` of the source, on which event ids depend.
-        db: Name of the database.
         start: Transactions that committed before it are skipped, because they were read before.
-        registry: Where table versions are registered.
-        catalog: Provides types and keys that the log lacks.
-        captures: Returns whether changes of (schema, table) are captured. Others are skipped, but
-            counted, so that ids do not depend on the choice of tables.
         unchanged_toast: What replaces unchanged TOAST values.
-        outboxes: The prefixes of logical messages that are outbox events.
-        rules: The column rules.
-        held: Full names of tables whose changes are returned undecoded, with the reasons
-            (`held_events`). Tables that cannot be decoded now are added.
-        built_in: The built-in types, with the formats of their values.
-        numbers: Finds the numbers of columns; None if it does not matter which columns they are.
-        fills: Finds what older rows have in added columns; None if that does not matter.
+        holds: Full names of tables whose changes are returned undecoded, with the reasons
+            (`parked_events`). Tables that cannot be decoded now are added.
     """
 
     def __init__(
         self,
+        context: PostgresTableContext,
         *,
         source_id: str,
-        db: str,
         start: LsnPosition,
-        registry: SchemaRegistry,
-        catalog: TypeCatalog,
-        captures: Callable[[str, str], bool],
         unchanged_toast: UnchangedToast = MARK,
-        outboxes: Globs = NO_OUTBOX,
-        rules: ColumnRules = NO_RULES,
-        held: Mapping[str, str] | None = None,
-        built_in: Mapping[int, PostgresValueType] = BUILT_IN,
-        numbers: ColumnNumbers | None = None,
-        fills: ColumnFills | None = None,
+        holds: Mapping[str, str] | None = None,
     ) -> None:
-        self._versions = PostgresTableVersions(
-            db=db,
-            registry=registry,
-            catalog=catalog,
-            captures=captures,
-            outboxes=outboxes,
-            rules=rules,
-            held=held or {},
-            built_in=built_in,
-            numbers=numbers,
-            fills=fills,
-        )
+        self._versions = PostgresTableVersions(context, holds or {})
         self._writer = PostgresBatchWriter(
-            db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
+            context.db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
         )
         self._messages = MessageFilter()
         self._state = np.zeros(STATE_WIDTH, np.int64)
@@ -191,7 +156,7 @@ class PostgresDecoder:
         self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
         # The newest change of the open transaction, kept back until it is known whether it is the
         # last.
-        self._held: pa.RecordBatch | None = None
+        self._last_change: pa.RecordBatch | None = None
         self._last_description = b""
         self._reported_lsn = start.lsn
         self._unreported_bytes = 0
@@ -215,7 +180,7 @@ class PostgresDecoder:
                 begun = int(state[OFFSET])
                 stop = self._scan(source)
                 batches += self._flush(source, begun)
-                if stop == HELD_CHANGE and self._error is None:
+                if stop == PARKED_CHANGE and self._error is None:
                     batches += self._hold_change(source)
                     stop = FULL
         if stop == FOREIGN and self._error is None:
@@ -233,7 +198,7 @@ class PostgresDecoder:
         self._begin_round()
         while True:
             stop = int(scan(source, source.size, state, versions.in_force, self._rows, self._txs))
-            if stop in (NEED_MORE, FULL, FOREIGN, HELD_CHANGE):
+            if stop in (NEED_MORE, FULL, FOREIGN, PARKED_CHANGE):
                 return stop
             try:
                 self._handle(stop, source)
@@ -250,7 +215,7 @@ class PostgresDecoder:
         state[TXS] = 1 if state[OPEN] else 0
 
     def _hold_change(self, source: Bytes) -> list[ChangeBatch]:
-        """Return batches for a change of a held table, undecoded.
+        """Return batches for a change of a table on hold, undecoded.
 
         Everything before it was returned already. A TRUNCATE may also be about other tables; for
         these, it is decoded.
@@ -266,12 +231,12 @@ class PostgresDecoder:
                 self._error = CorruptLog(f"{_DAMAGE[UNKNOWN_TABLE]}, {self._where()}")
                 return batches
             index = int(state[INDEX])
-            if version == HELD:
+            if version == ON_HOLD:
                 table, description = self._versions.description(oid)
                 tx = tuple(self._txs[0].tolist())
-                kept = HeldChange(tx, index, description, xlog(lsn, change))
-                event = HeldEvent(table, self._versions.held[table], kept.data())
-                batches.append(ChangeBatch(None, None, held=(event,)))
+                kept = ParkedChange(tx, index, description, xlog(lsn, change))
+                event = ParkedEvent(table, self._versions.holds[table], kept.data())
+                batches.append(ChangeBatch(None, None, parked=(event,)))
             elif version != IGNORED:
                 self._rows[0] = OP_TRUNCATE, 0, version, lsn, index, begun + 5, end, 0
                 state[ROWS] = 1
@@ -281,16 +246,16 @@ class PostgresDecoder:
         self._unreported_bytes += end - at
         return batches
 
-    def decode_held(self, events: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of held changes, with their original positions and ids.
+    def decode_parked(self, events: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of parked changes, with their original positions and ids.
 
         Raises:
             UnsupportedEvent: The changes still cannot be decoded.
         """
         with np.errstate(over="ignore"):
-            yield from decoded(events, self._decode_held)
+            yield from decoded(events, self._decode_parked)
 
-    def _decode_held(self, kept: HeldChange) -> pa.RecordBatch:
+    def _decode_parked(self, kept: ParkedChange) -> pa.RecordBatch:
         state = self._state
         self._txs[0] = kept.tx
         state[TXS], state[OPEN], state[INDEX], state[OFFSET] = 1, 1, kept.index, 0
@@ -298,7 +263,7 @@ class PostgresDecoder:
         source = read_only(kept.change if repeated else kept.description + kept.change)
         self._last_description = kept.description
         self._scan(source)
-        for reason in self._versions.held.values():
+        for reason in self._versions.holds.values():
             raise UnsupportedEvent(reason)
         if self._error is None:
             row, _, self._error = self._writer.write(source, self._rows, 0, 1, self._txs)
@@ -380,7 +345,7 @@ class PostgresDecoder:
         """
         rows, state = self._rows, self._state
         count = int(state[ROWS])
-        batches = self._release_held(count)
+        batches = self._release_last_change(count)
         committed = np.flatnonzero(rows[:count, ROW_LAST])
         whole = int(committed[-1]) + 1 if committed.size else 0
         written, cursor, error = self._write(source, 0, whole, begun)
@@ -395,22 +360,24 @@ class PostgresDecoder:
             written, cursor, error = self._write(source, whole, count - 1, cursor)
             batches += written
             if error is None:
-                self._held, _, error = self._writer.write(source, rows, count - 1, count, self._txs)
+                self._last_change, _, error = self._writer.write(
+                    source, rows, count - 1, count, self._txs
+                )
             self._error = error
         self._unreported_bytes += int(state[OFFSET]) - cursor
         return batches
 
-    def _release_held(self, count: int) -> list[ChangeBatch]:
-        """Return the held-back change, if it is known whether it is its transaction's last."""
-        held, tx = self._held, self._txs[0]
-        if held is None:
+    def _release_last_change(self, count: int) -> list[ChangeBatch]:
+        """Return the withheld change, if it is known whether it is its transaction's last."""
+        parked, tx = self._last_change, self._txs[0]
+        if parked is None:
             return []
         if count and self._rows[0, ROW_TX] == 0:
-            self._held = None
-            return [ChangeBatch(held, None)]
+            self._last_change = None
+            return [ChangeBatch(parked, None)]
         if tx[TX_END_LSN]:
-            self._held = None
-            return [self._ending_at(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]
+            self._last_change = None
+            return [self._ending_at(with_tx_end(parked), int(tx[TX_END_LSN]), int(tx[TX_XID]))]
         return []
 
     def _write(

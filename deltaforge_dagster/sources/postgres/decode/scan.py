@@ -45,10 +45,10 @@ from deltaforge_dagster.sources.postgres.decode.layout import (
 )
 from deltaforge_dagster.sources.postgres.decode.pgoutput import EPOCH_US, MAX_MESSAGE, XLOG_HEADER
 
-NEED_MORE, FULL, RELATION, TYPE, MESSAGE, FOREIGN, UNSUPPORTED, HELD_CHANGE = range(8)
+NEED_MORE, FULL, RELATION, TYPE, MESSAGE, FOREIGN, UNSUPPORTED, PARKED_CHANGE = range(8)
 """Why `scan` stopped: the next message is incomplete; `rows` or `txs` is full; a Relation message;
 a Type message; a logical message; a message that ends the stream; an unknown pgoutput message; a
-change of a held table.
+change of a table on hold.
 """
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
 """Damage: an impossible size; a message of a wrong length for its type, with a negative LSN, or a
@@ -62,8 +62,8 @@ _BEGIN, _COMMIT, _ORIGIN, _TYPE, _RELATION = ord("B"), ord("C"), ord("O"), ord("
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
 _MESSAGE = ord("M")
 
-HELD, IGNORED, UNKNOWN = -3, -2, -1
-"""In place of a table version: the relation is held; not captured; has no Relation message."""
+ON_HOLD, IGNORED, UNKNOWN = -3, -2, -1
+"""In place of a table version: the relation is on hold; not captured; has no Relation message."""
 
 
 @kernel
@@ -87,7 +87,7 @@ def read_64(source: Bytes, at: int) -> int:
 
 @kernel
 def find_version(versions: Longs, oid: int) -> int:
-    """Return the current table version of a relation, or `HELD`, `IGNORED` or `UNKNOWN`.
+    """Return the current table version of a relation, or `ON_HOLD`, `IGNORED` or `UNKNOWN`.
 
     `versions` is an open-addressing hash table of (oid, version) with linear probing: its size is a
     power of two, the search begins at `oid & mask`, and at least one line is free (oid -1).
@@ -159,8 +159,8 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
                 state[INDEX] += 1
                 state[OFFSET] = end
                 continue
-            if version == HELD:
-                return HELD_CHANGE
+            if version == ON_HOLD:
+                return PARKED_CHANGE
             row = state[ROWS]
             if row == rows.shape[0]:
                 return FULL
@@ -230,8 +230,8 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
                 return FULL
             for relation in range(relations):
                 version = find_version(versions, read_32(source, at + 6 + 4 * relation))
-                if version == HELD and state[OPEN] != SKIPPED:
-                    return HELD_CHANGE
+                if version == ON_HOLD and state[OPEN] != SKIPPED:
+                    return PARKED_CHANGE
             for relation in range(relations):
                 version = find_version(versions, read_32(source, at + 6 + 4 * relation))
                 if version == UNKNOWN:

@@ -174,7 +174,7 @@ _SCALARS = {
 }
 """By OID: name, kind, OID of its array type."""
 
-_BOX = 603
+_BOX = 603  # the only built-in type whose arrays are divided by `;`: its text has commas
 
 BUILT_IN = {oid: PostgresValueType(name, kind) for oid, (name, kind, _) in _SCALARS.items()} | {
     array: PostgresValueType(f"{name}[]", kind, ";" if oid == _BOX else ",")

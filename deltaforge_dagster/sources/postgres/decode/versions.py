@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     parse_type,
     xlog,
 )
-from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
+from deltaforge_dagster.sources.postgres.decode.scan import IGNORED, ON_HOLD, UNKNOWN
 from deltaforge_dagster.sources.postgres.decode.types import (
     BUILT_IN,
     PostgresValueType,
@@ -39,7 +40,7 @@ from deltaforge_dagster.sources.postgres.decode.types import (
     value_type,
 )
 from deltaforge_dagster.sources.postgres.position import LsnPosition
-from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.hiding import Hiding
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
@@ -61,8 +62,44 @@ class ColumnFills(Protocol):
         ...
 
 
+NO_OUTBOX = Globs(())
+"""Matches no prefix: there are no outboxes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTableContext:
+    """What the tables of one stream are selected and described with.
+
+    Attributes:
+        db: Name of the database.
+        registry: Where table versions are registered.
+        catalog: Provides types and keys that the log lacks.
+        captures: Returns whether changes of (schema, table) are captured. Others are skipped, but
+            counted, so that ids do not depend on the choice of tables.
+        outboxes: The prefixes of logical messages that are outbox events.
+        rules: The column rules.
+        built_in: The built-in types, with the formats of their values.
+        numbers: Finds the numbers of columns; None if it does not matter which columns they are.
+        fills: Finds what older rows have in added columns; None if that does not matter.
+    """
+
+    db: str
+    registry: SchemaRegistry
+    catalog: TypeCatalog
+    captures: Callable[[str, str], bool]
+    outboxes: Globs = NO_OUTBOX
+    rules: ColumnRules = NO_RULES
+    built_in: Mapping[int, PostgresValueType] = field(default_factory=lambda: BUILT_IN)
+    numbers: ColumnNumbers | None = None
+    fills: ColumnFills | None = None
+
+
 class PostgresTableVersions:
     """The table versions of one stream by number, and the current version of each relation.
+
+    Args:
+        context: What tables are selected and described with.
+        holds: Full names of tables whose changes are held, with the reasons.
 
     Attributes:
         schemas, stamps: Table and stamp of each version.
@@ -71,33 +108,13 @@ class PostgresTableVersions:
         tables, columns, names: The versions as arrays for the kernels (`layout`); `names` has
             `"name":` of every column as JSON text.
         in_force: The hash table that `scan.find_version` reads.
-        held: Full names of tables whose changes are held, with the reasons.
+        holds: Full names of tables whose changes are held, with the reasons.
     """
 
-    def __init__(
-        self,
-        *,
-        db: str,
-        registry: SchemaRegistry,
-        catalog: TypeCatalog,
-        captures: Callable[[str, str], bool],
-        outboxes: Globs,
-        rules: ColumnRules,
-        held: Mapping[str, str],
-        built_in: Mapping[int, PostgresValueType] = BUILT_IN,
-        numbers: ColumnNumbers | None = None,
-        fills: ColumnFills | None = None,
-    ) -> None:
-        self.held = dict(held)
-        self.hiding = Hiding(rules)
-        self._db = db
-        self._registry = registry
-        self._catalog = catalog
-        self._captures = captures
-        self._outboxes = outboxes
-        self._built_in = built_in
-        self._numbers = numbers
-        self._fills = fills
+    def __init__(self, context: PostgresTableContext, holds: Mapping[str, str]) -> None:
+        self.holds = dict(holds)
+        self.hiding = Hiding(context.rules)
+        self._context = context
         self._by_description: dict[tuple[bytes, tuple[str, ...], tuple[int, ...]], int] = {}
         self._visible: dict[int, TableSchema] = {}
         self._by_relation: dict[int, int] = {}
@@ -116,8 +133,8 @@ class PostgresTableVersions:
     def describe(self, message: bytes, position: LsnPosition) -> None:
         """Make the version that a Relation message describes the current one for its relation.
 
-        A new version is registered at `position`. A table that cannot be decoded now is held from
-        here on.
+        A new version is registered at `position`. A table that cannot be decoded now is on hold
+        from here on.
 
         Args:
             message: The message, without its type byte.
@@ -125,14 +142,15 @@ class PostgresTableVersions:
 
         Raises:
             CorruptLog: The bytes are not a Relation message.
-            SourceMisconfigured: The table would have to be held, but column rules apply to it.
+            SourceMisconfigured: The table would have to be put on hold, but column rules apply to
+                it.
             DeltaforgeError: From catalog or registry.
         """
         relation = parse_relation(message)
         version = IGNORED
-        if self._captures(relation.schema, relation.table):
+        if self._context.captures(relation.schema, relation.table):
             version = self._version(relation, message, position)
-        if version == HELD:
+        if version == ON_HOLD:
             types = (self._type_messages.get(column.type_oid) for column in relation.columns)
             parts = [
                 b"Y" + type_message
@@ -156,21 +174,21 @@ class PostgresTableVersions:
         self._type_messages[sent.oid] = message
 
     def description(self, oid: int) -> tuple[str, bytes]:
-        """Return the full name of a held table, and the XLogData messages that describe it."""
+        """Return the full name of a table on hold, and the XLogData messages that describe it."""
         return self._descriptions[oid]
 
     def of_messages(self, prefix: str) -> int:
         """Return the version, without columns and stamp, for logical messages with this prefix."""
         version = self._by_prefix.get(prefix)
         if version is None:
-            schema = OUTBOX if self._outboxes.match([prefix]) else MESSAGES
-            table = TableSchema(self._db, schema, prefix, (), ())
+            schema = OUTBOX if self._context.outboxes.match([prefix]) else MESSAGES
+            table = TableSchema(self._context.db, schema, prefix, (), ())
             version = self._lay_out(0, table, [], SchemaStamp("", 0, 0))
             self._by_prefix[prefix] = version
         return version
 
     def of_table(self, oid: int) -> int:
-        """Return the current version of a table, or `HELD`, `IGNORED` or `UNKNOWN`."""
+        """Return the current version of a table, or `ON_HOLD`, `IGNORED` or `UNKNOWN`."""
         return self._by_relation.get(oid, UNKNOWN)
 
     def version_name(self, version: int) -> str:
@@ -179,18 +197,19 @@ class PostgresTableVersions:
         return f"{schema.schema}.{schema.table}"
 
     def _version(self, relation: Relation, message: bytes, position: LsnPosition) -> int:
-        """Return the version for a captured table, or `HELD`."""
-        if relation.full_name in self.held:
-            reason = self.held[relation.full_name]
+        """Return the version for a captured table, or `ON_HOLD`."""
+        if relation.full_name in self.holds:
+            reason = self.holds[relation.full_name]
             self.hiding.refuse_to_hold(relation.schema, relation.table, reason)
-            return HELD
+            return ON_HOLD
         try:
             key = self._key_columns(relation, position)
             columns = LoggedColumns(
                 relation.oid, [column.name for column in relation.columns], None
             )
-            if self._numbers is not None:
-                columns = self._numbers.of(relation, position)
+            numbers = self._context.numbers
+            if numbers is not None:
+                columns = numbers.of(relation, position)
             described = message, key, tuple(columns.numbers or ())
             version = self._by_description.get(described)
             if version is not None and self._by_relation.get(relation.oid) == version:
@@ -199,13 +218,15 @@ class PostgresTableVersions:
                 version = self._register(relation, key, columns, position)
                 self._by_description[described] = version
             else:
-                self._registry.register(self._visible[version], position)  # it is in force again
-            if self._numbers is not None:
-                self._numbers.note(relation, columns, position)
+                self._context.registry.register(
+                    self._visible[version], position
+                )  # it is in force again
+            if numbers is not None:
+                numbers.note(relation, columns, position)
         except UnsupportedEvent as error:
             self.hiding.refuse_to_hold(relation.schema, relation.table, str(error))
-            self.held[relation.full_name] = str(error)
-            return HELD
+            self.holds[relation.full_name] = str(error)
+            return ON_HOLD
         return version
 
     def _key_columns(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
@@ -214,7 +235,7 @@ class PostgresTableVersions:
         if relation.identity in "di":
             return tuple(column.name for column in relation.columns if column.in_identity)
         # FULL marks every column and NOTHING none, so the primary key comes from the catalog.
-        primary_key = self._catalog.primary_key(relation.oid)
+        primary_key = self._context.catalog.primary_key(relation.oid)
         if not set(primary_key) <= set(names):
             raise UnsupportedEvent(
                 f"table {relation.full_name} at {format_lsn(position.lsn)}: its log"
@@ -237,7 +258,7 @@ class PostgresTableVersions:
         ]
         fills = self._fills_of(relation, logged, types)
         schema = TableSchema(
-            db=self._db,
+            db=self._context.db,
             schema=relation.schema,
             table=relation.table,
             columns=tuple(
@@ -258,16 +279,17 @@ class PostgresTableVersions:
             relation=relation.oid,
         )
         shown = self._visible[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
-        stamp = self._registry.register(shown, position)
+        stamp = self._context.registry.register(shown, position)
         return self._lay_out(relation.oid, schema, types, stamp)
 
     def _fills_of(
         self, relation: Relation, logged: LoggedColumns, types: list[PostgresValueType]
     ) -> Mapping[int, str | None]:
         """Return the fills of the columns that were added since the last description, by index."""
-        if self._numbers is None or self._fills is None or logged.numbers is None:
+        column_numbers, column_fills = self._context.numbers, self._context.fills
+        if column_numbers is None or column_fills is None or logged.numbers is None:
             return {}
-        previous = self._numbers.known(relation)
+        previous = column_numbers.known(relation)
         # If the publication left out columns, a new one may have existed before, with its own
         # values.
         if not (logged.whole and (previous is None or previous.whole)):
@@ -282,7 +304,7 @@ class PostgresTableVersions:
         if previous is not None and None not in {previous.file, logged.file}:
             rewritten = previous.file != logged.file
         added = {number: types[index] for number, index in indexes.items()}
-        fills = self._fills.of(relation.oid, added, rewritten=rewritten)
+        fills = column_fills.of(relation.oid, added, rewritten=rewritten)
         return {indexes[number]: fill for number, fill in fills.items()}
 
     def _lay_out(
@@ -309,7 +331,9 @@ class PostgresTableVersions:
         self, relation: Relation, column: str, oid: int, position: LsnPosition
     ) -> PostgresValueType:
         try:
-            return value_type(oid, self._catalog, self._sent_types.get(oid), self._built_in)
+            return value_type(
+                oid, self._context.catalog, self._sent_types.get(oid), self._context.built_in
+            )
         except UnsupportedEvent as error:
             raise UnsupportedEvent(
                 f"table {relation.full_name}, column {column}, at"

@@ -21,7 +21,7 @@ from psycopg import sql
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk
 
-_BLOCK_RANGES_VERSION = 140000
+_BLOCK_RANGES_VERSION = 140000  # before 14 a condition on ctid ranges reads the whole table
 _ROWS_PER_BLOCK = 100
 """Assumed number of rows per block in a table that was never analyzed."""
 

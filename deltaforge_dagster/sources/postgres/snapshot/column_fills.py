@@ -18,7 +18,7 @@ from deltaforge_dagster.sources.postgres.decode.types import PostgresValueType
 from deltaforge_dagster.sources.postgres.snapshot.selected import PostgresSelectedRows
 
 _SECONDS = 10.0
-_KEPT_VERSION = 110000
+_KEPT_VERSION = 110000  # before 11 ADD COLUMN ... DEFAULT rewrites all rows
 
 _PROPERTIES = """
     SELECT a.attnum, a.atthasmissing, format_type(a.atttypid, a.atttypmod),

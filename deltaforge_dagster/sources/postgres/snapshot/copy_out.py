@@ -43,11 +43,11 @@ buffer; and PQgetCopyData's codes: no line has arrived, no more lines, error.
 """
 
 LINE, LINE_SIZE = range(2)
-"""Fields of `held`: address and size of a line that libpq returned but that did not fit.
+"""Fields of `long_line`: address and size of a line that libpq returned but that did not fit.
 
 The size is 0 if there is none.
 """
-HELD_WIDTH = 2
+LONG_LINE_WIDTH = 2
 
 _GET = ir.FunctionType(
     cgutils.int32_t, [cgutils.voidptr_t, cgutils.voidptr_t.as_pointer(), cgutils.int32_t]
@@ -108,20 +108,20 @@ def _kernel_buffers(libpq: PGconn, functions: Functions) -> Iterator[Bytes]:
     """Yield buffers into which a kernel copies lines; a buffer is enlarged for a longer line."""
     input_ = _Input(libpq)
     buffer, size = np.empty(BUFFER_BYTES + _ROOM, np.uint8), 0
-    held = np.zeros(HELD_WIDTH, np.int64)
+    long_line = np.zeros(LONG_LINE_WIDTH, np.int64)
     native: Any = libpq  # the protocol does not name the pointer
     while True:
         connected = native.pgconn_ptr
         if connected is None:
             raise psycopg.OperationalError("the connection is closed")
-        size, reason = take_lines(*functions, connected, held, buffer, size, BUFFER_BYTES)
+        size, reason = take_lines(*functions, connected, long_line, buffer, size, BUFFER_BYTES)
         if reason == BUFFER_IS_FULL:
             yield buffer[:size]
             size = 0
             if buffer.size > BUFFER_BYTES + _ROOM:
                 buffer = np.empty(BUFFER_BYTES + _ROOM, np.uint8)
         elif reason == LINE_IS_LONGER:
-            longer = np.empty(size + int(held[LINE_SIZE]), np.uint8)
+            longer = np.empty(size + int(long_line[LINE_SIZE]), np.uint8)
             longer[:size] = buffer[:size]
             buffer = longer
         elif reason == NONE_YET:
@@ -181,15 +181,15 @@ def _finish(libpq: PGconn) -> None:
 
 def warm() -> None:
     """Compile the kernel, or load it from the cache."""
-    take_lines(0, 0, 0, np.zeros(HELD_WIDTH, np.int64), np.empty(0, np.uint8), 0, 0)
+    take_lines(0, 0, 0, np.zeros(LONG_LINE_WIDTH, np.int64), np.empty(0, np.uint8), 0, 0)
 
 
 def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
     return context.make_array(kind)(context, builder, array).data
 
 
-def _call_get(_typing: Any, get: Any, connection: Any, held: Any) -> Any:
-    """Generate a call of PQgetCopyData that stores the line's address in `held[LINE]`."""
+def _call_get(_typing: Any, get: Any, connection: Any, long_line: Any) -> Any:
+    """Generate a call of PQgetCopyData that stores the line's address in `long_line[LINE]`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function, connected, line = arguments
@@ -200,11 +200,11 @@ def _call_get(_typing: Any, get: Any, connection: Any, held: Any) -> Any:
         size = builder.call(function, [connected, line, cgutils.int32_t(1)])
         return builder.sext(size, cgutils.intp_t)
 
-    return numba.int64(get, connection, held), generate
+    return numba.int64(get, connection, long_line), generate
 
 
-def _copy_and_free(_typing: Any, free: Any, held: Any, out: Any, at: Any) -> Any:
-    """Generate code that copies the line in `held` to `out`, and frees it with PQfreemem."""
+def _copy_and_free(_typing: Any, free: Any, long_line: Any, out: Any, at: Any) -> Any:
+    """Generate code that copies the line in `long_line` to `out`, and frees it with PQfreemem."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function, line, target, offset = arguments
@@ -217,7 +217,7 @@ def _copy_and_free(_typing: Any, free: Any, held: Any, out: Any, at: Any) -> Any
         builder.call(builder.inttoptr(function, _FREE.as_pointer()), [text])
         return context.get_dummy_value()
 
-    return numba.void(free, held, out, at), generate
+    return numba.void(free, long_line, out, at), generate
 
 
 _get_line: Callable[[int, int, Longs], int] = cast("Any", intrinsic(_call_get))
@@ -226,7 +226,7 @@ _move_line: Callable[[int, Longs, Bytes, int], None] = cast("Any", intrinsic(_co
 
 @kernel
 def take_lines(
-    get: int, free: int, connection: int, held: Longs, out: Bytes, at: int, enough: int
+    get: int, free: int, connection: int, long_line: Longs, out: Bytes, at: int, enough: int
 ) -> tuple[int, int]:
     """Copy lines that have arrived to `out`, until it has at least `enough` bytes.
 
@@ -234,7 +234,7 @@ def take_lines(
         get: Address of PQgetCopyData.
         free: Address of PQfreemem.
         connection: Address of the PGconn; no other thread may use it meanwhile.
-        held: State between calls; zeros at first.
+        long_line: State between calls; zeros at first.
         out: The buffer.
         at: Number of bytes that are in the buffer already.
         enough: The size at which to stop.
@@ -245,16 +245,16 @@ def take_lines(
         buffer.
     """
     while at < enough:
-        if held[LINE_SIZE] == 0:
-            size = _get_line(get, connection, held)
+        if long_line[LINE_SIZE] == 0:
+            size = _get_line(get, connection, long_line)
             if size <= 0:
                 return at, size
-            held[LINE_SIZE] = size
-        size = held[LINE_SIZE]
+            long_line[LINE_SIZE] = size
+        size = long_line[LINE_SIZE]
         if size > out.size - at:
             return at, LINE_IS_LONGER
-        _move_line(free, held, out, at)
-        held[LINE_SIZE] = 0
+        _move_line(free, long_line, out, at)
+        long_line[LINE_SIZE] = 0
         at += size
     return at, BUFFER_IS_FULL
 

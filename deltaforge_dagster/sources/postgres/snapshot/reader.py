@@ -54,9 +54,9 @@ _READ_SECONDS = 86_400.0
 _OPEN_SECONDS = 10.0
 """Seconds for which a read waits for transactions that were open at the watermark."""
 _POLL_SECONDS = 0.05
-_LOCK_MS = 10_000
+_LOCK_MS = 10_000  # a read waits only for who alters, truncates or rewrites the table
 _SAMPLE_SECONDS = 5.0
-_SAMPLES = 20
+_SAMPLES = 20  # of the last 100 s
 
 _BLOCK_HEADERS = (24, 40)
 """Sizes of the page headers of the log.
@@ -64,7 +64,7 @@ _BLOCK_HEADERS = (24, 40)
 An LSN right after a header means the end of the page before.
 """
 
-_ROW_FILTER_VERSION = 150000
+_ROW_FILTER_VERSION = 150000  # publications have row filters from 15 on
 
 
 @dataclass(frozen=True, slots=True)

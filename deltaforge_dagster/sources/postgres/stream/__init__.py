@@ -1,1 +1,1 @@
-"""The replication stream (`replication`), and its slot, publication and heartbeats."""
+"""The reader of a slot (`slot_reader`) and its stream (`replication`); slots and publications."""

@@ -33,9 +33,9 @@ from deltaforge_dagster.sources.tables import TablePatterns
 
 logger = logging.getLogger(__name__)
 
-_VIA_ROOT_VERSION = 130000
+_VIA_ROOT_VERSION = 130000  # publish_via_partition_root exists from PostgreSQL 13 on
 _COMMENT = "made by deltaforge, which adds the tables that match"
-_LOCK_MS = 500
+_LOCK_MS = 500  # whoever waits for a table's lock makes all later ones wait behind it
 _KINDS = ("insert", "update", "delete", "truncate")
 _MAX_GAPS = 50
 """The most tables that are reported, or added, at a time."""

@@ -48,7 +48,7 @@ The server is told to do the same with us (`wal_sender_timeout`).
 """
 
 _STATUS = struct.Struct("!cicqqqqb")
-_EPOCH_2000 = 946_684_800
+_EPOCH_2000 = 946_684_800  # in seconds since 1970: PostgreSQL's times begin in 2000
 _STATE_SECONDS = 5.0
 
 

@@ -52,9 +52,9 @@ MAX_UNCONFIRMED_BYTES = 64 << 20
 """If a slot retains more log than this, a run is worthwhile, to confirm it by idle progress."""
 _PLUGIN = "pgoutput"
 _HEARTBEAT = HEARTBEAT.encode() + b"\0"
-_SKIPS_EMPTY_VERSION = 150000
-_FAILOVER_VERSION = 170000
-_RECORD_VERSION = 160000
+_SKIPS_EMPTY_VERSION = 150000  # from 15 on pgoutput sends no transaction without changes
+_FAILOVER_VERSION = 170000  # slots that standbys take over exist from 17 on
+_RECORD_VERSION = 160000  # the function exists from 16 on
 _RECORD = "pg_catalog.pg_log_standby_snapshot()"
 _WAIT_SECONDS = 5.0
 _BEAT_SECONDS = 5.0

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
+from dataclasses import fields
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from deltaforge_dagster.sources.mysql.decode.scan import commit, pass_event, sca
 from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
+from deltaforge_dagster.sources.mysql.schema.versions import MysqlTableContext
 from deltaforge_dagster.sources.mysql.warm import warm
 from deltaforge_lab.synthetic import mysql_events as samples
 from deltaforge_lab.synthetic.mysql_events import (
@@ -60,8 +62,10 @@ def make_decoder(**changed: Any) -> MysqlDecoder:
         "catalog": Catalog(),
         "captures": lambda _database, _table: True,
         "prepared": NoLog(),
-    }
-    return MysqlDecoder(**arguments | changed)
+    } | changed
+    names = {field.name for field in fields(MysqlTableContext)} & arguments.keys()
+    context = MysqlTableContext(**{name: arguments.pop(name) for name in names})
+    return MysqlDecoder(context, **arguments)
 
 
 def decode(

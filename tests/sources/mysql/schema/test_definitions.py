@@ -316,7 +316,7 @@ def test_rows_that_are_read_late_have_the_names_of_their_time(bench: MysqlBench)
         return bool(taken.rows) and taken.rows[-1]["table"] == "tlast"
 
     taken = take(bench, start, is_read, source=source, versions=notes)
-    held = {event.table for batch in taken.batches for event in batch.held}
+    held = {event.table for batch in taken.batches for event in batch.parked}
     assert held <= may_be_held
     found = [(str(row["table"]), json.loads(str(row["after"]))) for row in taken.rows[:-1]]
     of_tables = [row for row in expected if f"{bench.database}.{row[0]}" not in held]

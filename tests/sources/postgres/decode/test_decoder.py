@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     xlog,
 )
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
+from deltaforge_dagster.sources.postgres.decode.versions import PostgresTableContext
 from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_lab.synthetic import postgres_messages as samples
 from deltaforge_lab.synthetic.postgres_messages import Cell
@@ -45,8 +47,10 @@ def make_decoder(**changed: Any) -> PostgresDecoder:
         "registry": Registry(),
         "catalog": Catalog(),
         "captures": lambda _schema, _table: True,
-    }
-    return PostgresDecoder(**arguments | changed)
+    } | changed
+    names = {field.name for field in fields(PostgresTableContext)} & arguments.keys()
+    context = PostgresTableContext(**{name: arguments.pop(name) for name in names})
+    return PostgresDecoder(context, **arguments)
 
 
 def decode(

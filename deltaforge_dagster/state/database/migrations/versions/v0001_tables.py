@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("remedy", sa.JSON),
         sa.Column("failing_since", sa.Double),
         sa.Column("updated_at", sa.Double, nullable=False),
-        sa.Column("lineage", sa.Text),
+        sa.Column("incarnation", sa.Text),
         sa.Column("overrules", sa.Boolean, nullable=False),
         sa.Column("skip", sa.Text),
         sa.Column("notice", sa.Text),
@@ -52,14 +52,14 @@ def upgrade() -> None:
         sa.Column("checksum", sa.Text),
         sa.Column("rows", sa.BigInteger),
         sa.Column("bytes", sa.BigInteger),
-        sa.Column("sight", sa.Text),
+        sa.Column("read_view", sa.Text),
         sa.Column("position", sa.Text),
         sa.Column("described", sa.Text),
         sa.Column("first_segment", sa.BigInteger),
         sa.Column("read_at", sa.Double),
         sa.Column("seconds", sa.Double),
         sa.Column("segment", sa.BigInteger),
-        sa.Column("spliced_rows", sa.BigInteger),
+        sa.Column("journaled_rows", sa.BigInteger),
     )
     op.create_table(
         "dead_letter",
@@ -138,7 +138,7 @@ def upgrade() -> None:
         sa.Column("since_position", sa.Text, nullable=False),
         sa.Column("events", sa.BigInteger, nullable=False),
         sa.Column("bytes", sa.BigInteger, nullable=False),
-        sa.Column("mend", sa.Text),
+        sa.Column("remedy", sa.Text),
         sa.Column("last_segment", sa.BigInteger),
     )
     op.create_table(
@@ -153,7 +153,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger, nullable=False),
     )
     op.create_table(
-        "lake_commit",
+        "table_commit",
         sa.Column("pipeline", sa.Text, primary_key=True),
         sa.Column("sink", sa.Text, primary_key=True),
         sa.Column("destination", sa.Text, primary_key=True),
@@ -168,7 +168,7 @@ def upgrade() -> None:
         sa.Column("remedy", sa.JSON),
     )
     op.create_table(
-        "lake_pending",
+        "table_pending",
         sa.Column("pipeline", sa.Text, primary_key=True),
         sa.Column("sink", sa.Text, primary_key=True),
         sa.Column("destination", sa.Text, primary_key=True),
@@ -178,7 +178,7 @@ def upgrade() -> None:
         sa.Column("since", sa.Double, nullable=False),
     )
     op.create_table(
-        "lake_resync",
+        "table_resync",
         sa.Column("pipeline", sa.Text, primary_key=True),
         sa.Column("sink", sa.Text, primary_key=True),
         sa.Column("destination", sa.Text, primary_key=True),
@@ -186,7 +186,7 @@ def upgrade() -> None:
         sa.Column("begun", sa.Boolean, nullable=False),
     )
     op.create_table(
-        "lake_write",
+        "table_write",
         sa.Column("pipeline", sa.Text, primary_key=True),
         sa.Column("sink", sa.Text, primary_key=True),
         sa.Column("source", sa.Text, primary_key=True),
@@ -227,7 +227,7 @@ def upgrade() -> None:
         sa.Column("confirmed_position", sa.Text),
         sa.Column("next_segment", sa.BigInteger, nullable=False),
         sa.Column("next_range", sa.BigInteger, nullable=False),
-        sa.Column("want", sa.Text, nullable=False),
+        sa.Column("desired_state", sa.Text, nullable=False),
         sa.Column("probe_after", sa.Double, nullable=False),
         sa.Column("probe_wait", sa.Double, nullable=False),
         sa.Column("capture_pause", sa.Text),
@@ -330,7 +330,7 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.Double, nullable=False),
     )
     op.create_table(
-        "stray",
+        "relocated_row",
         sa.Column("pipeline", sa.Text, primary_key=True),
         sa.Column("snapshot", sa.BigInteger, autoincrement=False, primary_key=True),
         sa.Column("table_name", sa.Text, primary_key=True),

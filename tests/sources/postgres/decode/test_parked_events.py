@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured, UnsupportedEvent
-from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
-from deltaforge_dagster.sources.postgres.decode.held_events import HeldChange, parse_held
+from deltaforge_dagster.sources.base import ChangeBatch, ParkedEvent
+from deltaforge_dagster.sources.postgres.decode.parked_events import ParkedChange, parse_parked
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.testing.sources import (
     Taken,
@@ -36,15 +36,15 @@ DESCRIBED = (
 FITTING, RENAMED = Catalog({FULL: ("id",)}), Catalog({FULL: ("number",)})
 
 
-def held(batches: list[ChangeBatch]) -> list[HeldEvent]:
+def held(batches: list[ChangeBatch]) -> list[ParkedEvent]:
     """Return everything that is to be kept back."""
-    return [event for batch in batches for event in batch.held]
+    return [event for batch in batches for event in batch.parked]
 
 
-def released(events: list[HeldEvent], **changed: Any) -> list[dict[str, Any]]:
+def released(events: list[ParkedEvent], **changed: Any) -> list[dict[str, Any]]:
     """Return the rows of held events."""
     decoder = make_decoder(**{"catalog": FITTING} | changed)
-    found = decoder.decode_held(iter(event.data for event in events))
+    found = decoder.decode_parked(iter(event.data for event in events))
     return [row for batch in found for row in batch.to_pylist()]
 
 
@@ -101,8 +101,8 @@ def test_held_changes_are_what_they_would_have_been(data: st.DataObject) -> None
     assert [batch.end for batch in parts if batch.end][-1:] == [b.end for b in whole if b.end][-1:]
     done = 0
     for batch in parts:
-        for event in batch.held:
-            assert parse_held(event.data).tx[1] > done
+        for event in batch.parked:
+            assert parse_parked(event.data).tx[1] > done
         done = done if batch.end is None else batch.end.lsn  # type: ignore[attr-defined]
     assert sum(batch.log_bytes for batch in parts) <= len(stream)
 
@@ -116,7 +116,7 @@ def test_a_table_stays_held() -> None:
     batches, error = decode(stream, catalog=FITTING)
     later, _ = decode(
         transaction(good, samples.insert(FULL, [b"1", b"x"])),
-        catalog=FITTING, held={"public.full": "why"},
+        catalog=FITTING, holds={"public.full": "why"},
     )  # fmt: skip
 
     assert error is None
@@ -134,12 +134,12 @@ def test_what_still_cannot_be_decoded_says_so() -> None:
 
     with pytest.raises(UnsupportedEvent, match=r"today's primary key \(number\)"):
         released([event], catalog=RENAMED)
-    kept = parse_held(event.data)
-    damaged = HeldChange(kept.tx, kept.index, kept.description, kept.change[:-1] + b"\xff")
+    kept = parse_parked(event.data)
+    damaged = ParkedChange(kept.tx, kept.index, kept.description, kept.change[:-1] + b"\xff")
     with pytest.raises(CorruptLog):
-        released([HeldEvent(event.table, "", damaged.data())])
+        released([ParkedEvent(event.table, "", damaged.data())])
     with pytest.raises(CorruptLog, match="cannot be read"):
-        parse_held(event.data[:20])
+        parse_parked(event.data[:20])
 
 
 def test_a_truncate_of_a_table_that_was_never_described_is_damage() -> None:
@@ -207,7 +207,7 @@ def test_tables_of_a_server_wait_until_they_can_be_read(bench: PostgresBench) ->
     def release(table: str, **fix: Any) -> list[tuple[Any, ...]]:
         events = (event.data for event in kept if event.table == f"public.{table}")
         fields = json.dumps({"db": "public", "table": table} | fix)
-        batches = bench.source().decode_held(events, fields, taken.end, Versions())
+        batches = bench.source().decode_parked(events, fields, taken.end, Versions())
         rows = [row for batch in batches for row in batch.to_pylist()]
         return [(row["op"], row["before"], row["after"], row["key"]) for row in rows]
 

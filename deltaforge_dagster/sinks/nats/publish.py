@@ -23,8 +23,8 @@ _WILDCARD_VERSION = (2, 11)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """Settings shared by all sessions of a sink.
+class PublishLimits:
+    """What all sessions of a sink may publish: subjects, stream, and time for it.
 
     Attributes:
         suffix: Suffix of the sink's message ids.
@@ -42,20 +42,23 @@ class Terms:
 
 
 @dataclass(slots=True)
-class Pass:
-    """How far a sink has sent, to decide which messages a stream may drop as duplicates.
+class PublishAttempt:
+    """How far an attempt to publish the log in order has come, live or in a replay.
+
+    It decides which messages a stream may drop as duplicates.
 
     A stream drops a message whose id it already has. That is right if the sink missed the
-    acknowledgement of the first attempt. It is wrong if other messages were stored after that
-    message: after a reset or a restored source position the log is sent again, and if the stream
-    dropped its newest part as duplicates, older values would remain behind newer ones. Such a
-    message is stored again under another id.
+    acknowledgement when it sent the message before. It is wrong if other messages were stored after
+    that message: after a reset or a restored source position the log is sent again, and if the
+    stream dropped its newest part as duplicates, older values would remain behind newer ones. Such
+    a message is stored again under another id.
 
     Attributes:
         sent: Segment and ordinal of the last message that was sent.
         acknowledged: Segment and ordinal of the last message that was acknowledged.
         fresh: Whether nothing was stored yet, so that messages of an earlier run may be duplicates.
-        restarted: Whether the pass starts over, so that the next message must begin a new chain.
+        restarted: Whether the log is sent again from an earlier place, so that the next message
+            must begin a new chain.
         again: Suffix for the ids of messages that are stored again; empty until one is.
     """
 
@@ -66,7 +69,7 @@ class Pass:
     again: str = ""
 
     def begin(self, batch: SinkBatch) -> None:
-        """Register the next batch; if it was acknowledged before, the pass starts over."""
+        """Register the next batch; if it was acknowledged before, start over."""
         ordinal = cast("int", batch.messages.column("ordinal")[0].as_py())
         if (batch.segment, ordinal) <= self.acknowledged:
             self.sent = self.acknowledged = (batch.segment, ordinal - 1)
@@ -75,18 +78,18 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Task:
-    """A batch on its way.
+class Publish:
+    """A batch that is being published.
 
     Attributes:
         batch: The batch.
-        passing: The pass to which it belongs.
+        attempt: The attempt to which it belongs.
         row: The first row that is not known to have arrived.
         uncertain: Whether messages from that row may have arrived.
     """
 
     batch: SinkBatch
-    passing: Pass
+    attempt: PublishAttempt
     row: int = 0
     uncertain: bool = False
 
@@ -104,27 +107,27 @@ class Task:
         return self.batch.segment, self.ordinal(row)
 
 
-def check_stream(link: NatsLink, stream: Stream, terms: Terms) -> None:
+def check_stream(link: NatsLink, stream: Stream, limits: PublishLimits) -> None:
     """Check that a stream's configuration suits a sink.
 
     Raises:
         SinkRejected: It does not; the message says what to change.
     """
     where = f"{link.where}: stream {stream.name!r}"
-    takes = stream.takes if terms.exactly_once else stream.takes_some
-    if not takes(terms.pattern):
+    takes = stream.takes if limits.exactly_once else stream.takes_some
+    if not takes(limits.pattern):
         raise SinkRejected(
-            f"{where} does not take {terms.pattern!r}, only {', '.join(stream.subjects)}; "
+            f"{where} does not take {limits.pattern!r}, only {', '.join(stream.subjects)}; "
             f"add it: nats stream edit {stream.name} --subjects=..."
         )
     for setting, wanted in (("no_ack", "acknowledges nothing"), ("sealed", "is sealed")):
         if stream.config.get(setting):
             raise SinkRejected(f"{where} {wanted} ({setting}: true); change that, or use another")
-    if terms.exactly_once:
-        _check_exactly_once(link, stream, terms)
+    if limits.exactly_once:
+        _check_exactly_once(link, stream, limits)
 
 
-def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
+def _check_exactly_once(link: NatsLink, stream: Stream, limits: PublishLimits) -> None:
     where = f"{link.where}: stream {stream.name!r}"
     config = stream.config
     if config.get("retention", "limits") != "limits":
@@ -140,7 +143,7 @@ def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
     if config.get("subject_transform"):
         raise SinkRejected(f"{where} renames subjects, which exactly_once cannot follow")
     version = str(link.info.get("version", "0")).split(".")
-    if is_wild(terms.pattern) and (int(version[0]), int(version[1])) < _WILDCARD_VERSION:
+    if is_wild(limits.pattern) and (int(version[0]), int(version[1])) < _WILDCARD_VERSION:
         raise SinkRejected(
             f"{link.where} is NATS {link.info.get('version')}: exactly_once with a "
             "template needs 2.11 or newer"
@@ -148,23 +151,23 @@ def _check_exactly_once(link: NatsLink, stream: Stream, terms: Terms) -> None:
 
 
 def sendable(
-    link: NatsLink, stream: Stream | None, terms: Terms, packer: Packer, task: Task
+    link: NatsLink, stream: Stream | None, limits: PublishLimits, packer: Packer, publish: Publish
 ) -> tuple[int, Undeliverable | None]:
     """Return the end of the messages that can be sent, and the error for the first one that cannot.
 
     If one message of a change cannot be sent, none of them is.
     """
-    batch = task.batch
+    batch = publish.batch
     limit = link.max_payload
     largest = None if stream is None else stream.max_message
     if largest is not None:
         limit = min(limit, largest)
-    if batch.origin is not None and terms.exactly_once:
+    if batch.origin is not None and limits.exactly_once:
         limit -= len(batch.position_at(batch.messages.num_rows - 1).to_json())
     problem = packer.problem(limit)
     if problem is None:
         return batch.messages.num_rows, None
-    ordinal = task.ordinal(problem.row)
+    ordinal = publish.ordinal(problem.row)
     stop = int(np.searchsorted(batch.messages.column("ordinal").to_numpy(), ordinal))
     label = f"{link.where}: the message of segment {batch.segment}, ordinal {ordinal}"
     if problem.kind == "too large":

@@ -1,12 +1,12 @@
-"""Rows that are held: later changes of a row wait behind a dead letter of that row.
+"""Keys that are blocked: later changes of a row wait behind a dead letter of that row.
 
 A key is a table and the row's key as JSON text. Some changes touch several keys: an update that
 changes the key touches the old and the new one; a TRUNCATE touches every key of its table. A change
-waits if one of its keys is held, and then its other keys are held as well, since later changes must
-not overtake it. A change of a table without a primary key cannot be assigned to a row, so it waits
-only behind a TRUNCATE.
+waits if one of its keys is blocked, and then its other keys are blocked as well, since later
+changes must not overtake it. A change of a table without a primary key cannot be assigned to a row,
+so it waits only behind a TRUNCATE.
 
-A key is held from the offset of its first entry in the queue: if a sink's checkpoint was moved
+A key is blocked from the offset of its first entry in the queue: if a sink's checkpoint was moved
 back, changes before that offset pass.
 """
 
@@ -57,17 +57,17 @@ class Keys:
 
     @property
     def some(self) -> bool:
-        """Whether it is known which rows the change touches."""
+        """Whether the rows that the change touches can be identified."""
         return self.whole or self.row is not None
 
     @property
     def keys(self) -> list[str]:
-        """Its keys."""
+        """The row's key and its previous one, as far as there are any."""
         return [key for key in (self.row, self.old) if key is not None]
 
 
-class HeldKeys:
-    """The keys that entries of a queue hold."""
+class BlockedKeys:
+    """The keys that entries of a dead-letter queue block."""
 
     def __init__(self, entries: Iterable[DeadLetterRow] = ()) -> None:
         self._keys: dict[str, dict[str, Place]] = {}
@@ -77,31 +77,31 @@ class HeldKeys:
                 self.hold((letter.segment, letter.ordinal), Keys.of_entry(letter))
 
     def __bool__(self) -> bool:
-        """Whether any key is held."""
+        """Whether any key is blocked."""
         return bool(self._keys)
 
     @property
     def tables(self) -> Mapping[str, Collection[str] | None]:
-        """The held keys of each table; None if the whole table is held."""
+        """The blocked keys of each table; None if the whole table is blocked."""
         return {
             table: None if table in self._tables else keys.keys()
             for table, keys in self._keys.items()
         }
 
     def hold(self, offset: Place, keys: Keys) -> bool:
-        """Hold the keys of a change at an offset; return whether any of them was not yet held."""
-        held = self._keys.setdefault(keys.table, {})
-        before = len(held) + len(self._tables)
+        """Block the keys of a change at an offset; return whether any was not blocked yet."""
+        blocked = self._keys.setdefault(keys.table, {})
+        before = len(blocked) + len(self._tables)
         for key in keys.keys:
-            held[key] = min(offset, held.get(key, offset))
+            blocked[key] = min(offset, blocked.get(key, offset))
         if keys.whole:
             self._tables[keys.table] = min(offset, self._tables.get(keys.table, offset))
-        return len(held) + len(self._tables) > before
+        return len(blocked) + len(self._tables) > before
 
     def holds(self, offset: Place, keys: Keys) -> bool:
         """Return whether a change at an offset must wait."""
-        held = self._keys.get(keys.table, {})
-        starts = [held[key] for key in (held if keys.whole else keys.keys) if key in held]
+        blocked = self._keys.get(keys.table, {})
+        starts = [blocked[key] for key in (blocked if keys.whole else keys.keys) if key in blocked]
         if keys.table in self._tables:
             starts.append(self._tables[keys.table])
         return any(start < offset for start in starts)
@@ -112,10 +112,10 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
 
     Args:
         entries: All entries of the sink, in the order of the journal.
-        reached: The sink's checkpoint.
+        reached: The sink's checkpoint; entries behind it are not due.
     """
     due = []
-    blocked = HeldKeys()
+    blocked = BlockedKeys()
     for letter in entries:
         offset, keys = (letter.segment, letter.ordinal), Keys.of_entry(letter)
         if offset > reached:
@@ -127,18 +127,18 @@ def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLe
     return due
 
 
-def waiting(held: HeldKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
-    """Return the indexes of the rows that wait; all keys that they touch are held from then on.
+def waiting(blocked: BlockedKeys, segment: int, rows: pa.RecordBatch) -> list[int]:
+    """Return the indexes of the rows that wait; all keys that they touch are blocked then.
 
     Args:
-        held: The held keys, to which those of waiting rows are added.
+        blocked: The blocked keys, to which those of waiting rows are added.
         segment: Segment of the rows.
         rows: Changes in order, with the columns `COLUMNS`.
     """
     indexes: list[int] = []
     start: int | None = 0
     while start is not None:
-        start = _wait_from(start, held, segment, rows, indexes)
+        start = _wait_from(start, blocked, segment, rows, indexes)
     return indexes
 
 
@@ -163,29 +163,29 @@ def full_names(rows: pa.RecordBatch) -> pa.StringArray:
 
 
 def _wait_from(
-    start: int, held: HeldKeys, segment: int, rows: pa.RecordBatch, indexes: list[int]
+    start: int, blocked: BlockedKeys, segment: int, rows: pa.RecordBatch, indexes: list[int]
 ) -> int | None:
     """Add the rows that wait to `indexes`, up to the first one that holds further keys.
 
     Returns:
         The index after that row; None at the end of the rows.
     """
-    candidates = start + np.flatnonzero(_candidates(held, rows.slice(start)))
+    candidates = start + np.flatnonzero(_candidates(blocked, rows.slice(start)))
     for index, keys in zip(candidates.tolist(), keys_of(rows, candidates), strict=True):
         offset = (segment, cast("int", rows.column("ordinal")[index].as_py()))
-        if held.holds(offset, keys):
+        if blocked.holds(offset, keys):
             indexes.append(index)
-            if held.hold(offset, keys):
+            if blocked.hold(offset, keys):
                 return int(index) + 1
     return None
 
 
-def _candidates(held: HeldKeys, rows: pa.RecordBatch) -> _Mask:
+def _candidates(blocked: BlockedKeys, rows: pa.RecordBatch) -> _Mask:
     """Return a mask of the rows that may have to wait: all that must, and few others."""
     chosen = np.zeros(rows.num_rows, np.bool_)
     names = full_names(rows)
     moved, _ = changed_keys(rows)
-    for table, keys in held.tables.items():
+    for table, keys in blocked.tables.items():
         of_table = _mask(pc.equal(names, pa.scalar(table)))
         if keys is not None and of_table.any():
             touched = _mask(

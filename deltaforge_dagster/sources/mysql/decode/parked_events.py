@@ -1,6 +1,6 @@
-"""Held events of a MySQL log: their serialized form, and the catalog for decoding them later.
+"""Parked events of a MySQL log: their serialized form, and the catalog for decoding them later.
 
-For a held table, everything that its changes depend on is kept, in log order:
+For a table on hold, everything that its changes depend on is kept, in log order:
 
 - each rows event, with the TABLE_MAP event that describes its table, and its location in the log:
   the transaction (a line of `layout.TX_*`), the number of earlier changes in it, file and offset.
@@ -8,7 +8,7 @@ For a held table, everything that its changes depend on is kept, in log order:
 - a TRUNCATE, as the finished row of the change frame;
 - every statement that defines tables, because it may change how later rows are decoded.
 
-Each is stored as one byte string (`base.pack_held`).
+Each is stored as one byte string (`base.pack_parked`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import pack_held, unpack_held
+from deltaforge_dagster.sources.base import pack_parked, unpack_parked
 from deltaforge_dagster.sources.mysql.events.binlog import (
     HEADER,
     UNKNOWN_SERVER,
@@ -41,8 +41,8 @@ from deltaforge_dagster.sources.mysql.schema.definitions import (
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRows:
-    """A held rows event.
+class ParkedRows:
+    """A parked rows event.
 
     Attributes:
         file, pos: Where the event ends in the log.
@@ -74,24 +74,24 @@ class HeldRows:
         }
         size = len(self.event).to_bytes(4, "little")
         event = self.event[:9] + size + self.event[13:]
-        return pack_held(head, self.table_map + event)
+        return pack_parked(head, self.table_map + event)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldStatement:
-    """A held statement that may define tables; `sql` as in `QueryEvent`."""
+class ParkedStatement:
+    """A parked statement that may define tables; `sql` as in `QueryEvent`."""
 
     database: str
     sql: str
 
     def data(self) -> bytes:
         """Return the bytes to store."""
-        return pack_held({"statement": [self.database, self.sql]}, b"")
+        return pack_parked({"statement": [self.database, self.sql]}, b"")
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBatch:
-    """A held change that is decoded already; `tx` is the line of its transaction."""
+class ParkedBatch:
+    """A parked change that is decoded already; `tx` is the line of its transaction."""
 
     tx: tuple[int, ...]
     rows: pa.RecordBatch
@@ -101,37 +101,37 @@ class HeldBatch:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.rows.schema) as stream:
             stream.write_batch(self.rows)
-        return pack_held({"batch": list(self.tx)}, sink.getvalue().to_pybytes())
+        return pack_parked({"batch": list(self.tx)}, sink.getvalue().to_pybytes())
 
 
-HeldItem = HeldRows | HeldStatement | HeldBatch
+ParkedItem = ParkedRows | ParkedStatement | ParkedBatch
 
 
-def parse_held(data: bytes) -> HeldItem:
-    """Parse the bytes that `data()` of a held item returned.
+def parse_parked(data: bytes) -> ParkedItem:
+    """Parse the bytes that `data()` of a parked item returned.
 
     Raises:
-        CorruptLog: The bytes are not a held item.
+        CorruptLog: The bytes are not a parked item.
     """
     try:
-        head, rest = unpack_held(data)
+        head, rest = unpack_parked(data)
         if "statement" in head:
-            return HeldStatement(*head["statement"])
+            return ParkedStatement(*head["statement"])
         if "batch" in head:
             with pa.ipc.open_stream(rest) as stream:
-                return HeldBatch(tuple(head["batch"]), stream.read_next_batch())
+                return ParkedBatch(tuple(head["batch"]), stream.read_next_batch())
         file, pos, tx, tag, index, described = head["rows"]
         event = rest[described:]
         if len(event) < HEADER:
             raise CorruptLog("a held event that is too short")
         server = LogServer.named(head.get("server", ""))
-        return HeldRows(file, pos, tuple(tx), tag, index, rest[:described], event, server)
+        return ParkedRows(file, pos, tuple(tx), tag, index, rest[:described], event, server)
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise CorruptLog(f"a held event that cannot be read: {error}") from error
 
 
 class KnownTables:
-    """A catalog for decoding held events: a user's definitions, and the statements after them.
+    """A catalog for decoding parked events: a user's definitions, and the statements after them.
 
     Args:
         tables: The definitions at the first event.
@@ -220,13 +220,13 @@ def tables_of_fix(
     return KnownTables(dict(now), fixed=bool(fix.get("catalog")))
 
 
-def follow(events: Iterator[bytes]) -> Iterator[tuple[HeldItem, HeldItem | None]]:
-    """Parse held events; yield each with the first later one that is not a statement, or None."""
-    waiting: list[HeldItem] = []
+def follow(events: Iterator[bytes]) -> Iterator[tuple[ParkedItem, ParkedItem | None]]:
+    """Parse parked events; yield each with the first later one that is not a statement, or None."""
+    waiting: list[ParkedItem] = []
     for data in events:
-        held = parse_held(data)
-        if not isinstance(held, HeldStatement):
-            yield from ((earlier, held) for earlier in waiting)
+        parked = parse_parked(data)
+        if not isinstance(parked, ParkedStatement):
+            yield from ((earlier, parked) for earlier in waiting)
             waiting = []
-        waiting.append(held)
+        waiting.append(parked)
     yield from ((earlier, None) for earlier in waiting)

@@ -4,23 +4,23 @@ Such a sink adds consecutive segments to all of its tables in one *commit*. What
 stored before anything is written (`plan`). So the run after a killed one repeats exactly this
 commit, which the tables recognize.
 
-The *front* is the last segment that is in all tables, except for the *held* ones, which could not
-be written. A held table has everything up to a segment of its own; its commits are planned, and
-repeated, separately. It is held until it has reached the front. The sink's checkpoint is the
-minimum of all of these. If it is elsewhere, it was set by a user or a rebuilt journal, and
-`restart` puts everything there.
+The *front* is the last segment that is in all tables, except for the *suspended* ones, which could
+not be written. A suspended table has everything up to a segment of its own; its commits are
+planned, and repeated, separately. It is suspended until it has reached the front. The sink's
+checkpoint is the minimum of all of these. If it is elsewhere, it was set by a user or a rebuilt
+journal, and `restart` puts everything there.
 
 A table may have *pending changes*, which are kept in a separate table until they are folded into
 it. Before a commit is written there, this is stored, so that the changes are folded even if the run
 is killed.
 
-A table that is to be loaded again (`LakeResync`) is recreated where the front is, between two
+A table that is to be loaded again (`TableResync`) is recreated where the front is, between two
 commits. Then it gets the commits that follow, with the rows of a snapshot that is requested in the
-same transaction as the resync begins. Until it was recreated, it is held; its pending changes are
-forgotten then.
+same transaction as the resync begins. Until it was recreated, it is suspended; its pending changes
+are forgotten then.
 
 What a commit has added to a table (`TableWrite`) is stored in the transaction that moves the front,
-or the held table. Each is published in Dagster; the last one of a table is kept.
+or the suspended table. Each is published in Dagster; the last one of a table is kept.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from sqlalchemy import (
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database.database import Database, clock
 from deltaforge_dagster.state.database.tables import (
-    lake_commits,
-    lake_pending,
-    lake_resyncs,
-    lake_writes,
+    table_commits,
+    table_pending,
+    table_resyncs,
+    table_writes,
 )
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.snapshots import insert_snapshot, unfinished_snapshot
 
 Destination: TypeAlias = tuple[str, ...]
-"""Name of a table in the lake, outermost part first."""
+"""Name of a table of a sink, outermost part first."""
 
 TO_BE_RECREATED = "it is to be loaded again, and is recreated first"
-"""The `error` of a held table whose resync has begun, until the first attempt to recreate it."""
+"""The `error` of a table that a resync has suspended, until the first attempt to recreate it."""
 
 _FRONT = ""
 _ERROR_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class LakeFront:
-    """The segment that all tables have reached, except those that are held.
+class TableFront:
+    """The segment that all tables have reached, except those that are suspended.
 
     Attributes:
         segment: The segment.
@@ -85,7 +85,7 @@ class LakeFront:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTable:
+class SuspendedTable:
     """A table that could not be written.
 
     Attributes:
@@ -94,7 +94,7 @@ class HeldTable:
         planned_to: The last segment of the commit that failed or is planned, None if none is
             planned.
         error: Why it cannot be written.
-        since: When it was held, by the database's clock.
+        since: When it was suspended, by the database's clock.
         next_attempt_at: When to try again, by the same clock.
         failures: How often it failed in a row.
         remedy: The commands that fix it; empty if the error says what to do.
@@ -114,14 +114,15 @@ class HeldTable:
 
 
 @dataclass(frozen=True, slots=True)
-class LakeResync:
+class TableResync:
     """A table that is to be loaded again.
 
     Attributes:
         sink: The sink.
         destination: Name of the table.
         table_name: Full name of the source's table.
-        begun: Whether its snapshot is requested, so that the table is held until it was recreated.
+        begun: Whether its snapshot was requested, so that the table is suspended until it was
+            recreated.
     """
 
     sink: str
@@ -152,17 +153,17 @@ class PendingTable:
 
 
 @dataclass(frozen=True, slots=True)
-class LakeCommits:
-    """How far the tables of one sink have come."""
+class TableCommits:
+    """How far the tables of one sink have come: the front, and the tables that are behind it."""
 
-    front: LakeFront
-    held: Mapping[Destination, HeldTable]
+    front: TableFront
+    suspended: Mapping[Destination, SuspendedTable]
     pending: Mapping[Destination, PendingTable] = field(default_factory=dict)
 
     @property
     def reached(self) -> int:
         """The last segment that all tables have."""
-        return min([self.front.segment, *(table.segment for table in self.held.values())])
+        return min([self.front.segment, *(table.segment for table in self.suspended.values())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class TableWrite:
 
     Attributes:
         source: Schema (the database if there are no schemas) and name of the source's table.
-        destination: Name of the table in the lake.
+        destination: Name of the sink's table.
         columns: Name and type of each of its columns, as Spark names types.
         changes: Number of changes of the source.
         position: Position in the source up to which the table has everything, JSON text.
@@ -246,13 +247,13 @@ class StoredWrite:
     written_at: float
 
 
-class LakeCommitRepository:
-    """The commits of all sinks that write tables: `StateStore.lake_commits`."""
+class TableCommitRepository:
+    """The commits of all sinks that write tables: `StateStore.table_commits`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def read(self, name: str, sink: str) -> LakeCommits | None:
+    def read(self, name: str, sink: str) -> TableCommits | None:
         """Return how far a sink's tables have come, None before its first `restart`."""
         with self._database.read() as connection:
             return _read(connection, name, sink)
@@ -260,7 +261,7 @@ class LakeCommitRepository:
     def pending(self, name: str) -> list[PendingTable]:
         """Return the tables of a pipeline's sinks that have pending changes."""
         with self._database.read() as connection:
-            return _pending(connection, lake_pending.c.pipeline == name)
+            return _pending(connection, table_pending.c.pipeline == name)
 
     def resync(self, name: str, sink: str, tables: Mapping[Destination, str]) -> None:
         """Request that tables of a sink are loaded again; the next run with the sink begins it.
@@ -287,7 +288,7 @@ class LakeCommitRepository:
                     continue
                 _insert_resync(connection, name, sink, destination, table_name)
 
-    def resyncs(self, name: str, sink: str | None = None) -> list[LakeResync]:
+    def resyncs(self, name: str, sink: str | None = None) -> list[TableResync]:
         """Return the tables that are to be loaded again, of one sink or of all."""
         with self._database.read() as connection:
             return _resyncs(connection, name, sink)
@@ -295,40 +296,40 @@ class LakeCommitRepository:
     def tables(self, name: str) -> list[StoredWrite]:
         """Return the last write of each table of a pipeline's sinks, by sink and source."""
         newest: dict[tuple[str, tuple[str, str]], StoredWrite] = {}
-        for stored in self._writes(lake_writes.c.pipeline == name):
+        for stored in self._writes(table_writes.c.pipeline == name):
             newest[stored.sink, stored.write.source] = stored
         return [newest[key] for key in sorted(newest)]
 
     def unpublished(self, name: str) -> list[StoredWrite]:
         """Return the writes that are not published in Dagster yet, in the order of the journal."""
         return self._writes(
-            and_(lake_writes.c.pipeline == name, lake_writes.c.published.is_(False))
+            and_(table_writes.c.pipeline == name, table_writes.c.published.is_(False))
         )
 
     def mark_published(self, name: str, stored: StoredWrite) -> None:
-        """Record that a write is published in Dagster."""
+        """Record that a write, and all before it to the same table, are published in Dagster."""
         with self._database.write() as connection:
             connection.execute(
-                update(lake_writes)
+                update(table_writes)
                 .where(
                     _of_table(name, stored.sink, stored.write),
-                    lake_writes.c.segment == stored.segment,
+                    table_writes.c.segment <= stored.segment,
                 )
                 .values(published=True)
             )
 
     def _writes(self, where: ColumnElement[bool]) -> list[StoredWrite]:
         query = (
-            select(lake_writes)
+            select(table_writes)
             .where(where)
-            .order_by(lake_writes.c.segment, lake_writes.c.sink, lake_writes.c.source)
+            .order_by(table_writes.c.segment, table_writes.c.sink, table_writes.c.source)
         )
         with self._database.read() as connection:
             return [_stored(row) for row in connection.execute(query).mappings()]
 
 
-class LakeCommitWrites:
-    """Plans and finishes commits of a lease holder's sinks: `FencedWriter.lake_commits`.
+class TableCommitWrites:
+    """Plans and finishes commits of a lease holder's sinks: `FencedWriter.table_commits`.
 
     Every method has the same effect if it is called again, as after an answer of the database was
     lost.
@@ -339,7 +340,7 @@ class LakeCommitWrites:
         self._pipeline = pipeline
 
     def restart(self, sink: str, segment: int) -> None:
-        """Put the front at a segment, with no commit planned and no table held.
+        """Put the front at a segment, with no commit planned and no table suspended.
 
         Commits that follow end where those before have ended or should have, so that a table that
         has a part of the segments already recognizes the commits that it has.
@@ -347,7 +348,7 @@ class LakeCommitWrites:
         before = _rows(self._connection, self._pipeline, sink)
         ends = {end for row in before.values() for end in (row["segment"], *row["ends"])}
         ends |= {row["planned_to"] for row in before.values() if row["planned_to"] is not None}
-        self._connection.execute(delete(lake_commits).where(_of(self._pipeline, sink)))
+        self._connection.execute(delete(table_commits).where(_of(self._pipeline, sink)))
         self._insert(
             sink,
             _FRONT,
@@ -358,13 +359,18 @@ class LakeCommitWrites:
         if before and segment < before[_FRONT]["segment"]:
             # The commits that follow add the dropped changes again; none are sure to be there now.
             condition = _of_pending(self._pipeline, sink)
-            self._connection.execute(update(lake_pending).where(condition).values(changes=0))
+            self._connection.execute(update(table_pending).where(condition).values(changes=0))
+        if not before:
+            # A commit of this series may have the number of one of a former series that was to go
+            # beside the table: it must not be taken for that one.
+            condition = _of_pending(self._pipeline, sink)
+            self._connection.execute(update(table_pending).where(condition).values(segment=segment))
         for resync in _resyncs(self._connection, self._pipeline, sink):
             if resync.begun:
-                self._hold_recreated(sink, resync.destination, segment)
+                self._suspend_recreated(sink, resync.destination, segment)
 
     def begin_resyncs(self, sink: str, tables: Collection[Destination]) -> None:
-        """Begin requested resyncs: hold the tables at the front, and request their snapshot.
+        """Begin requested resyncs: suspend the tables at the front, and request their snapshot.
 
         A change that is not in the snapshot is behind the front, and so the tables get it after
         they were recreated.
@@ -383,12 +389,12 @@ class LakeCommitWrites:
                 "commit that is planned, and the snapshot that is unfinished"
             )
         for resync in wanted:
-            self._hold_recreated(sink, resync.destination, front["segment"])
+            self._suspend_recreated(sink, resync.destination, front["segment"])
             condition = and_(
                 _resyncs_of(self._pipeline, sink),
-                lake_resyncs.c.destination == _key(resync.destination),
+                table_resyncs.c.destination == _key(resync.destination),
             )
-            self._connection.execute(update(lake_resyncs).where(condition).values(begun=True))
+            self._connection.execute(update(table_resyncs).where(condition).values(begun=True))
         insert_snapshot(
             self._connection,
             self._pipeline,
@@ -407,7 +413,7 @@ class LakeCommitWrites:
     ) -> None:
         """Record that a table is empty now, without pending changes.
 
-        It is no longer held if it has reached the front.
+        It is no longer suspended if it has reached the front.
 
         Args:
             sink: The sink.
@@ -417,24 +423,24 @@ class LakeCommitWrites:
             columns: Name and type of each of its columns.
         """
         self.folded(sink, destination)
-        condition = and_(lake_writes.c.pipeline == self._pipeline, lake_writes.c.sink == sink)
+        condition = and_(table_writes.c.pipeline == self._pipeline, table_writes.c.sink == sink)
         key = orjson.dumps(source).decode()
-        for stored in self._connection.execute(select(lake_writes).where(condition)).mappings():
+        for stored in self._connection.execute(select(table_writes).where(condition)).mappings():
             if stored["source"] == key or tuple(stored["destination"]) == destination:
-                of_source = lake_writes.c.source == stored["source"]
+                of_source = table_writes.c.source == stored["source"]
                 values = {
                     "destination": destination,
                     "lacking": None,
                     "columns": [list(column) for column in columns],
                 }
                 self._connection.execute(
-                    update(lake_writes).where(condition, of_source).values(**values)
+                    update(table_writes).where(condition, of_source).values(**values)
                 )
         self._connection.execute(
-            delete(lake_resyncs).where(
+            delete(table_resyncs).where(
                 _resyncs_of(self._pipeline, sink),
-                lake_resyncs.c.destination == _key(destination),
-                lake_resyncs.c.begun,
+                table_resyncs.c.destination == _key(destination),
+                table_resyncs.c.begun,
             )
         )
         row = _rows(self._connection, self._pipeline, sink).get(_key(destination))
@@ -449,7 +455,8 @@ class LakeCommitWrites:
         Args:
             sink: The sink.
             to: The last segment of the commit.
-            destination: The held table that it is for; None for the tables that are not held.
+            destination: The suspended table that it is for; None for the tables that are not
+                suspended.
         """
         row = self._row(sink, _key(destination))
         if row["planned_to"] not in {None, to} or to <= row["segment"]:
@@ -475,10 +482,12 @@ class LakeCommitWrites:
             condition = _of_pending(self._pipeline, sink, destination)
             if destination in segments:
                 last = max(segments[destination], to)
-                self._connection.execute(update(lake_pending).where(condition).values(segment=last))
+                self._connection.execute(
+                    update(table_pending).where(condition).values(segment=last)
+                )
                 continue
             self._connection.execute(
-                insert(lake_pending).values(
+                insert(table_pending).values(
                     pipeline=self._pipeline,
                     sink=sink,
                     destination=_key(destination),
@@ -492,7 +501,7 @@ class LakeCommitWrites:
     def folded(self, sink: str, destination: Destination) -> None:
         """Record that a table has no pending changes any more."""
         self._connection.execute(
-            delete(lake_pending).where(_of_pending(self._pipeline, sink, destination))
+            delete(table_pending).where(_of_pending(self._pipeline, sink, destination))
         )
 
     def advance(
@@ -502,7 +511,7 @@ class LakeCommitWrites:
         rejected: Iterable[Rejection] = (),
         writes: Iterable[TableWrite] = (),
     ) -> bool:
-        """Move the front to the end of a commit, and hold the tables that could not be written.
+        """Move the front to the end of a commit, and suspend the tables that could not be written.
 
         Args:
             sink: The sink.
@@ -533,8 +542,8 @@ class LakeCommitWrites:
         self._forget_ends(sink)
         return True
 
-    def hold(self, sink: str, rejection: Rejection) -> None:
-        """Hold a table that is complete up to the front: its pending changes cannot be folded."""
+    def suspend(self, sink: str, rejection: Rejection) -> None:
+        """Suspend a table that has reached the front: its pending changes cannot be folded."""
         if _key(rejection.destination) in _rows(self._connection, self._pipeline, sink):
             return
         self._insert(
@@ -549,7 +558,7 @@ class LakeCommitWrites:
         )
 
     def tried(self, sink: str, rejection: Rejection) -> None:
-        """Record that a held table could not be written again."""
+        """Record that a suspended table could not be written again."""
         row = self._row(sink, _key(rejection.destination))
         self._update(
             sink,
@@ -569,9 +578,9 @@ class LakeCommitWrites:
         to: int,
         writes: Iterable[TableWrite] = (),
     ) -> bool:
-        """Record that a held table has everything up to a segment.
+        """Record that a suspended table has everything up to a segment.
 
-        It is no longer held once it has reached the front.
+        It is no longer suspended once it has reached the front.
 
         Args:
             sink: The sink.
@@ -603,9 +612,9 @@ class LakeCommitWrites:
         for write in writes:
             if write.pending:
                 self._connection.execute(
-                    update(lake_pending)
+                    update(table_pending)
                     .where(_of_pending(self._pipeline, sink, write.destination))
-                    .values(changes=lake_pending.c.changes + write.changes)
+                    .values(changes=table_pending.c.changes + write.changes)
                 )
             else:
                 self.folded(sink, write.destination)
@@ -618,17 +627,19 @@ class LakeCommitWrites:
         """
         for write in writes:
             condition = _of_table(self._pipeline, sink, write)
-            last = select(func.max(lake_writes.c.segment)).where(condition)
+            last = select(func.max(table_writes.c.segment)).where(condition)
             before = self._connection.execute(last).scalar()
             if before is not None and before >= to:
                 continue
             lacked = self._connection.execute(
-                select(lake_writes.c.lacking).where(condition, lake_writes.c.segment == before)
+                select(table_writes.c.lacking).where(condition, table_writes.c.segment == before)
             ).scalar()
             lacking = sorted({*(lacked or ()), *write.lacking})
-            self._connection.execute(delete(lake_writes).where(condition, lake_writes.c.published))
             self._connection.execute(
-                insert(lake_writes).values(
+                delete(table_writes).where(condition, table_writes.c.published)
+            )
+            self._connection.execute(
+                insert(table_writes).values(
                     pipeline=self._pipeline,
                     sink=sink,
                     source=_source_key(write),
@@ -668,10 +679,10 @@ class LakeCommitWrites:
     def _insert(self, sink: str, key: str, **values: Any) -> None:
         row = {"planned_to": None, "ends": [], "next_attempt_at": 0.0, "failures": 0, **values}
         self._connection.execute(
-            insert(lake_commits).values(pipeline=self._pipeline, sink=sink, destination=key, **row)
+            insert(table_commits).values(pipeline=self._pipeline, sink=sink, destination=key, **row)
         )
 
-    def _hold_recreated(self, sink: str, destination: Destination, segment: int) -> None:
+    def _suspend_recreated(self, sink: str, destination: Destination, segment: int) -> None:
         self._delete(sink, _key(destination))
         self._insert(
             sink,
@@ -683,13 +694,15 @@ class LakeCommitWrites:
 
     def _delete(self, sink: str, key: str) -> None:
         self._connection.execute(
-            delete(lake_commits).where(_of(self._pipeline, sink), lake_commits.c.destination == key)
+            delete(table_commits).where(
+                _of(self._pipeline, sink), table_commits.c.destination == key
+            )
         )
 
     def _update(self, sink: str, key: str, values: Mapping[str, Any]) -> None:
         self._connection.execute(
-            update(lake_commits)
-            .where(_of(self._pipeline, sink), lake_commits.c.destination == key)
+            update(table_commits)
+            .where(_of(self._pipeline, sink), table_commits.c.destination == key)
             .values(**values)
         )
 
@@ -712,7 +725,7 @@ def _insert_resync(
     begun: bool = False,
 ) -> None:
     connection.execute(
-        insert(lake_resyncs).values(
+        insert(table_resyncs).values(
             pipeline=pipeline,
             sink=sink,
             destination=_key(destination),
@@ -722,7 +735,7 @@ def _insert_resync(
     )
 
 
-def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | None:
+def _read(connection: Connection, pipeline: str, sink: str) -> TableCommits | None:
     rows = _rows(connection, pipeline, sink)
     front = rows.pop(_FRONT, None)
     if front is None:
@@ -731,7 +744,7 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
         _key(resync.destination) for resync in _resyncs(connection, pipeline, sink) if resync.begun
     }
     tables = [
-        HeldTable(
+        SuspendedTable(
             _destination(key),
             row["segment"],
             row["planned_to"],
@@ -744,17 +757,19 @@ def _read(connection: Connection, pipeline: str, sink: str) -> LakeCommits | Non
         )
         for key, row in rows.items()
     ]
-    return LakeCommits(
-        LakeFront(front["segment"], front["planned_to"], front["owner"], tuple(front["ends"])),
+    return TableCommits(
+        TableFront(front["segment"], front["planned_to"], front["owner"], tuple(front["ends"])),
         {table.destination: table for table in tables},
         {table.destination: table for table in _pending(connection, _of_pending(pipeline, sink))},
     )
 
 
 def _pending(connection: Connection, where: ColumnElement[bool]) -> list[PendingTable]:
-    columns = lake_pending.c
+    columns = table_pending.c
     query = (
-        select(lake_pending).where(where).order_by(columns.since, columns.sink, columns.destination)
+        select(table_pending)
+        .where(where)
+        .order_by(columns.since, columns.sink, columns.destination)
     )
     return [
         PendingTable(
@@ -771,41 +786,41 @@ def _pending(connection: Connection, where: ColumnElement[bool]) -> list[Pending
 
 def _rows(connection: Connection, pipeline: str, sink: str) -> dict[str, RowMapping]:
     query = (
-        select(lake_commits)
+        select(table_commits)
         .where(_of(pipeline, sink))
-        .order_by(lake_commits.c.segment, lake_commits.c.destination)
+        .order_by(table_commits.c.segment, table_commits.c.destination)
     )
     return {row["destination"]: row for row in connection.execute(query).mappings()}
 
 
-def _resyncs(connection: Connection, pipeline: str, sink: str | None) -> list[LakeResync]:
+def _resyncs(connection: Connection, pipeline: str, sink: str | None) -> list[TableResync]:
     query = (
-        select(lake_resyncs)
+        select(table_resyncs)
         .where(_resyncs_of(pipeline, sink))
-        .order_by(lake_resyncs.c.sink, lake_resyncs.c.destination)
+        .order_by(table_resyncs.c.sink, table_resyncs.c.destination)
     )
     return [
-        LakeResync(row.sink, _destination(row.destination), row.table_name, row.begun)
+        TableResync(row.sink, _destination(row.destination), row.table_name, row.begun)
         for row in connection.execute(query)
     ]
 
 
 def _resyncs_of(pipeline: str, sink: str | None) -> ColumnElement[bool]:
-    condition = lake_resyncs.c.pipeline == pipeline
-    return condition if sink is None else and_(condition, lake_resyncs.c.sink == sink)
+    condition = table_resyncs.c.pipeline == pipeline
+    return condition if sink is None else and_(condition, table_resyncs.c.sink == sink)
 
 
 def _of(pipeline: str, sink: str) -> ColumnElement[bool]:
-    return and_(lake_commits.c.pipeline == pipeline, lake_commits.c.sink == sink)
+    return and_(table_commits.c.pipeline == pipeline, table_commits.c.sink == sink)
 
 
 def _of_pending(
     pipeline: str, sink: str, destination: Destination | None = None
 ) -> ColumnElement[bool]:
-    of_sink = and_(lake_pending.c.pipeline == pipeline, lake_pending.c.sink == sink)
+    of_sink = and_(table_pending.c.pipeline == pipeline, table_pending.c.sink == sink)
     if destination is None:
         return of_sink
-    return and_(of_sink, lake_pending.c.destination == _key(destination))
+    return and_(of_sink, table_pending.c.destination == _key(destination))
 
 
 def _stored(row: RowMapping) -> StoredWrite:
@@ -826,9 +841,9 @@ def _stored(row: RowMapping) -> StoredWrite:
 
 def _of_table(pipeline: str, sink: str, write: TableWrite) -> ColumnElement[bool]:
     return and_(
-        lake_writes.c.pipeline == pipeline,
-        lake_writes.c.sink == sink,
-        lake_writes.c.source == _source_key(write),
+        table_writes.c.pipeline == pipeline,
+        table_writes.c.sink == sink,
+        table_writes.c.source == _source_key(write),
     )
 
 

@@ -1,4 +1,4 @@
-"""Held changes of a PostgreSQL log: their serialized form, and how they are decoded later.
+"""Parked changes of a PostgreSQL log: their serialized form, and how they are decoded later.
 
 The log describes the columns of every table, but not every type, and not always the key. If a
 table's changes cannot be decoded for that reason, each is kept, in log order, with its transaction
@@ -6,7 +6,7 @@ table's changes cannot be decoded for that reason, each is kept, in log order, w
 and time that it would have had. The rest are XLogData messages as in the stream: the descriptions
 of types and table, and the change; of a TRUNCATE, only the part about this table.
 
-Each is one byte string (`base.pack_held`) that ends with the messages.
+Each is one byte string (`base.pack_parked`) that ends with the messages.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sources.base import pack_held, unpack_held
+from deltaforge_dagster.sources.base import pack_parked, unpack_parked
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 
 _TRUNCATE = ord("T")
 
 
 @dataclass(frozen=True, slots=True)
-class HeldChange:
-    """A held change of one table.
+class ParkedChange:
+    """A parked change of one table.
 
     Attributes:
         tx: The line of its transaction.
@@ -42,20 +42,20 @@ class HeldChange:
     def data(self) -> bytes:
         """Return the bytes to store."""
         head = {"tx": self.tx, "index": self.index, "described": len(self.description)}
-        return pack_held(head, self.description + self.change)
+        return pack_parked(head, self.description + self.change)
 
 
-def parse_held(data: bytes) -> HeldChange:
-    """Parse the bytes that `HeldChange.data` returned.
+def parse_parked(data: bytes) -> ParkedChange:
+    """Parse the bytes that `ParkedChange.data` returned.
 
     Raises:
-        CorruptLog: The bytes are not a held change.
+        CorruptLog: The bytes are not a parked change.
     """
     try:
-        head, messages = unpack_held(data)
+        head, messages = unpack_parked(data)
         described = int(head["described"])
         tx, index = tuple(map(int, head["tx"])), int(head["index"])
-        return HeldChange(tx, index, messages[:described], messages[described:])
+        return ParkedChange(tx, index, messages[:described], messages[described:])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptLog(f"a held change that cannot be read: {error}") from error
 
@@ -72,12 +72,12 @@ def changes_of(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded(
-    events: Iterator[bytes], decode: Callable[[HeldChange], pa.RecordBatch]
+    events: Iterator[bytes], decode: Callable[[ParkedChange], pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode held changes; yield each one's row, with `tx_end` set if it ends a transaction."""
-    before: HeldChange | None = None
+    """Decode parked changes; yield each one's row, with `tx_end` set if it ends a transaction."""
+    before: ParkedChange | None = None
     for data in events:
-        kept = parse_held(data)
+        kept = parse_parked(data)
         if before is not None:
             row = decode(before)
             yield row if kept.tx == before.tx else with_tx_end(row)

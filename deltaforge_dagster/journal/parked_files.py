@@ -1,9 +1,9 @@
-"""Files of held events and dead letters, which are kept in order until they are released.
+"""Files of parked events and dead letters, which are kept in order until they are released.
 
 The path of a file is `<pipeline>/held/<epoch>-<random>.arrow`, or the same in the folder `dead`,
 next to the folders of segments: it does not belong to one uid of the journal. It is an Arrow IPC
-stream with one binary column `event`, compressed with Zstandard. Held events are raw, and only the
-source understands them; dead letters are rows of the change frame. As with a segment, a file is
+stream with one binary column `event`, compressed with Zstandard. Parked events are raw, and only
+the source understands them; dead letters are rows of the change frame. As with a segment, a file is
 durable before the state store refers to it, is never replaced, and is an orphan if no row names it.
 """
 
@@ -25,8 +25,8 @@ _BATCH_BYTES = 4 << 20
 _NAME = re.compile(r"^(?P<epoch>[0-9]+)-[0-9a-f]{32}\.arrow$")
 
 
-class HeldWriter:
-    """Writes one file of held events; finished by `close` or `abort`.
+class ParkedWriter:
+    """Writes one file of parked events; finished by `close` or `abort`.
 
     Attributes:
         path: Relative to the journal's root.
@@ -82,11 +82,11 @@ class HeldWriter:
 
 
 def folders(pipeline: str) -> list[str]:
-    """Return the folders of a pipeline's held events and of its dead letters."""
+    """Return the folders of a pipeline's parked events and of its dead letters."""
     return [f"{pipeline}/held", f"{pipeline}/dead"]
 
 
-def read_held(storage: JournalStorage, path: str, checksum: str) -> Iterator[bytes]:
+def read_parked(storage: JournalStorage, path: str, checksum: str) -> Iterator[bytes]:
     """Verify a file's checksum, then yield its events in order.
 
     Raises:

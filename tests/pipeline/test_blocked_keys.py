@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.held_rows import (
+from deltaforge_dagster.pipeline.blocked_keys import (
     COLUMNS,
-    HeldKeys,
+    BlockedKeys,
     Keys,
     due_entries,
     keys_of,
@@ -96,7 +96,7 @@ def test_what_a_change_is_one_of() -> None:
 
 def test_only_the_same_row_waits() -> None:
     """Not another row, nor the same key of another table, nor what comes before."""
-    held = HeldKeys([entry(2, "dead", segment=3)])
+    held = BlockedKeys([entry(2, "dead", segment=3)])
     rows = frame(
         ("u", "orders", 1, None),  # before it, since the sink was set back
         ("c", "orders", 2, None),
@@ -106,7 +106,7 @@ def test_only_the_same_row_waits() -> None:
 
     assert waiting(held, 3, rows) == [3]
     assert waiting(held, 2, rows) == []
-    assert waiting(HeldKeys([entry(2, "dead", holds=False)]), 4, rows) == []
+    assert waiting(BlockedKeys([entry(2, "dead", holds=False)]), 4, rows) == []
 
 
 def test_a_changed_key_is_held_too() -> None:
@@ -120,7 +120,7 @@ def test_a_changed_key_is_held_too() -> None:
         ("d", "orders", 7, None),
     )
 
-    assert waiting(HeldKeys([entry(0, "dead", segment=1)]), 2, rows) == [1, 2, 3, 4]
+    assert waiting(BlockedKeys([entry(0, "dead", segment=1)]), 2, rows) == [1, 2, 3, 4]
 
 
 def test_a_truncate_waits_for_every_row_and_every_row_for_it() -> None:
@@ -132,7 +132,7 @@ def test_a_truncate_waits_for_every_row_and_every_row_for_it() -> None:
         ("c", "items", 9, None),
     )
 
-    assert waiting(HeldKeys([entry(0, "dead", segment=1)]), 2, rows) == [1, 2]
+    assert waiting(BlockedKeys([entry(0, "dead", segment=1)]), 2, rows) == [1, 2]
 
 
 _CHANGES = st.lists(
@@ -162,8 +162,8 @@ def test_whoever_touches_what_is_held_waits(changes: list[Change]) -> None:
             everything |= op == "t"
             held |= touched  # type: ignore[arg-type]
 
-    held_keys = HeldKeys([entry(0, "dead", segment=1)])
-    assert (waiting(held_keys, 2, frame(*changes)) if changes else []) == expected
+    blocked = BlockedKeys([entry(0, "dead", segment=1)])
+    assert (waiting(blocked, 2, frame(*changes)) if changes else []) == expected
 
 
 def test_what_may_be_delivered() -> None:

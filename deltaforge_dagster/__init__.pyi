@@ -1,0 +1,7 @@
+from deltaforge_dagster.assets.translator import DeltaforgeTranslator as DeltaforgeTranslator
+from deltaforge_dagster.assets.translator import PipelineAsset as PipelineAsset
+from deltaforge_dagster.project.components import PipelineComponent as PipelineComponent
+from deltaforge_dagster.project.components import PipelinesComponent as PipelinesComponent
+from deltaforge_dagster.project.definitions import pipeline_definitions as pipeline_definitions
+
+__version__: str

@@ -1,0 +1,444 @@
+"""Compares the tables of sinks with the source.
+
+A window is compared at once. If anything differs, that proves nothing yet, because the sink may
+lack what the read saw: the comparison waits until the sink's table certainly has it
+(`journal_reach`), and compares again. By then the table may also have changes that the read did not
+see; the journal has them, and they are applied to the window's rows (`expected`). So a difference
+that remains is one, whatever was written meanwhile.
+
+Rows that only the sink has are searched for after the last window: they are the rows whose keys no
+window had, and that no change since has added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    NotAllowed,
+    Retryable,
+    SinkUnavailable,
+    TableRejected,
+)
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.reconcile.expected import ExpectedRows, SourceWindow, table_of
+from deltaforge_dagster.pipeline.reconcile.journal_reach import JournalReach
+from deltaforge_dagster.pipeline.reconcile.obstacles import obstacle
+from deltaforge_dagster.pipeline.reconcile.reports import TableReport
+from deltaforge_dagster.pipeline.snapshots.read import first_not_visible
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
+from deltaforge_dagster.sinks.tables.comparer import ComparedRows, ComparedView, TableComparer
+from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sinks.tables.writer import TableOwner
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, ReadView, SnapshotSource
+from deltaforge_dagster.state.reconciliations import TableProof
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import TableSchema
+
+WINDOW_ROWS = 20_000
+"""How many rows a window should have."""
+
+_ATTEMPTS = 5
+"""How often a window is read before its table counts as not comparable."""
+_PATIENCE = 120.0
+"""Seconds to wait for a sink that does not move."""
+_CLAIM_SECONDS = 900.0
+"""How long a table stays claimed after the last window of a process that has died."""
+_POLL_SECONDS = 0.2
+_WATERMARK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """What to compare, and how fast.
+
+    Attributes:
+        sink: The sink; None for all that keep tables.
+        table: Full name of a table of the source; None for all that were captured.
+        sample: Which part of the windows is compared, from 0 to 1.
+        deadline: When to begin no further window, by the monotonic clock; None for never.
+        rate: How many rows a second are read at most; None for any number.
+        repair: Whether rows that differ are made what they should be.
+        window_rows: How many rows a window should have.
+        patience: Seconds to wait for a sink that does not move.
+    """
+
+    sink: str | None = None
+    table: str | None = None
+    sample: float = 1.0
+    deadline: float | None = None
+    rate: float | None = None
+    repair: bool = False
+    window_rows: int = WINDOW_ROWS
+    patience: float = _PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """Compares the tables of one pipeline.
+
+    Attributes:
+        loaded: The pipeline file.
+        store: The state store.
+        journal: The journal.
+        source: The pipeline's source.
+        options: What to compare.
+    """
+
+    loaded: LoadedPipeline
+    store: StateStore
+    journal: Journal
+    source: Source
+    options: CompareOptions = CompareOptions()
+
+    def execute(self) -> Iterator[TableReport]:
+        """Compare one table after the other; yield the report of each.
+
+        A table that cannot be compared has a report that says why; the others go on.
+
+        Raises:
+            NotAllowed: There is no such sink or table, or no sink keeps tables.
+            StoreUnavailable: The state store cannot be reached.
+            SourceUnavailable: The source cannot be reached.
+        """
+        tables, uncaptured = self._tables()
+        for config, kind in self._sinks():
+            for table in tables:
+                yield self._report(config, kind, table)
+            for name in uncaptured:
+                problem = "nothing of it was captured yet, neither a change nor a snapshot"
+                yield TableReport(config.id, name, (), problem=problem)
+
+    def _report(
+        self, config: TableSinkConfig, kind: TableSinkType[TableSinkConfig], table: TableSchema
+    ) -> TableReport:
+        report = TableReport(config.id, table.full_name, ())
+        try:
+            report.destination = config.name_of(table.db, table.schema, table.table)
+            with self._claimed(config.id, table.full_name) as prolong:
+                self._compare(config, kind, table, report, prolong)
+        except DeltaforgeError as error:
+            report.problem = str(error)
+        return report
+
+    def _compare(
+        self,
+        config: TableSinkConfig,
+        kind: TableSinkType[TableSinkConfig],
+        table: TableSchema,
+        report: TableReport,
+        prolong: Callable[[], None],
+    ) -> None:
+        loaded, source = self.loaded, self.source
+        problem = obstacle(self.store, loaded.spec, config, source, table)
+        if problem is not None:
+            raise NotAllowed(problem)
+        assert isinstance(source, SnapshotSource)
+        commits = self.store.table_commits.read(loaded.name, config.id)
+        assert commits is not None
+        destination = tuple(report.destination)
+        owner = TableOwner(commits.front.owner, loaded.name, config.id)
+        comparer = kind.build_comparer(config, owner, destination)
+        expected = ExpectedRows(
+            loaded.spec,
+            config,
+            kind.column_types(),
+            self.store,
+            self.journal,
+            table.full_name,
+            destination,
+        )
+        try:
+            comparison = _TableComparison(self, source, expected, comparer, report)
+            comparison.execute(prolong)
+        finally:
+            comparer.close()
+        if report.whole and not report.differs and report.position is not None:
+            proof = TableProof(
+                config.id, table.full_name, report.position, self.store.now(), report.rows
+            )
+            self.store.reconciliations.prove(loaded.name, proof)
+
+    @contextlib.contextmanager
+    def _claimed(self, sink: str, table: str) -> Iterator[Callable[[], None]]:
+        """Claim a table; provide what prolongs the claim."""
+        holder, name = uuid.uuid4().hex, self.loaded.name
+
+        def claim() -> None:
+            claims = self.store.reconciliations
+            if not claims.claim(name, sink, table, holder, _CLAIM_SECONDS):
+                raise NotAllowed("another comparison of it is under way")
+
+        claim()
+        try:
+            yield claim
+        finally:
+            self.store.reconciliations.release(name, sink, table)
+
+    def _sinks(self) -> list[tuple[TableSinkConfig, TableSinkType[TableSinkConfig]]]:
+        """Return the chosen sinks that keep tables."""
+        name, chosen = self.loaded.name, self.options.sink
+        blocks = {block.config.id: block for block in self.loaded.spec.spec.sinks}
+        if chosen is not None and chosen not in blocks:
+            raise NotAllowed(
+                f"pipeline {name!r} has no sink {chosen!r} (there is: {', '.join(blocks)})"
+            )
+        sinks = []
+        for block in blocks.values():
+            kind, config = sink_types()[block.type], block.config
+            if chosen not in {None, config.id}:
+                continue
+            if isinstance(kind, TableSinkType) and isinstance(config, TableSinkConfig):
+                sinks.append((config, kind))
+            elif chosen is not None:
+                raise NotAllowed(
+                    f"sink {chosen!r} keeps no tables, so there is nothing to compare with; "
+                    f"deltaforge verify {name} checks what was captured"
+                )
+        if not sinks:
+            raise NotAllowed(f"no sink of pipeline {name!r} keeps tables")
+        return sinks
+
+    def _tables(self) -> tuple[list[TableSchema], list[str]]:
+        """Return the newest version of each chosen table, and tables without any version."""
+        histories = self.store.schemas.histories(self.loaded.name)
+        tables = {history.name: history.newest.table for history in histories}
+        chosen = self.options.table
+        existing = set(self.source.tables())
+        if chosen is None:
+            return [tables[name] for name in sorted(tables)], sorted(existing - tables.keys())
+        if chosen not in existing | tables.keys():
+            raise NotAllowed(
+                f"pipeline {self.loaded.name!r} captures no table {chosen!r}; write full names, "
+                "such as public.orders"
+            )
+        return ([tables[chosen]], []) if chosen in tables else ([], [chosen])
+
+
+class _TableComparison:
+    """Compares one table of a sink."""
+
+    def __init__(
+        self,
+        comparison: TableComparison,
+        source: SnapshotSource,
+        expected: ExpectedRows,
+        comparer: TableComparer,
+        report: TableReport,
+    ) -> None:
+        self._name = comparison.loaded.name
+        self._store = comparison.store
+        self._options = comparison.options
+        self._snapshots = source.snapshots()
+        self._reach = JournalReach(comparison.store, self._name, source)
+        self._expected = expected
+        self._comparer = comparer
+        self._report = report
+        self._watermark = ""
+        self._marked_at = float("-inf")
+        self._first: int | None = None
+        self._last_read: tuple[Position, float] | None = None
+
+    def execute(self, prolong: Callable[[], None]) -> None:
+        """Compare window after window, then search for rows that no window had."""
+        chunks = self._chunks()
+        with self._snapshots.reader() as reader:
+            for chunk in chunks:
+                if self._is_over():
+                    return
+                prolong()
+                began = time.monotonic()
+                compared = self._retried(reader, chunk)
+                self._report.add(compared)
+                self._slow_down(compared.rows, time.monotonic() - began)
+        if self._report.compared == self._report.windows and not self._is_over():
+            extra = self._certain(self._extra_rows, *self._last())
+            if extra.differences and self._options.repair:
+                self._extra_rows(self._front(), repair=True)
+            self._report.add_extra(extra)
+
+    def _chunks(self) -> Sequence[Chunk]:
+        """Return the chunks to compare, in order."""
+        chunks = list(self._snapshots.plan([self._report.table], self._options.window_rows))
+        self._report.windows = len(chunks)
+        if self._options.sample >= 1.0:
+            return chunks
+        count = math.ceil(len(chunks) * self._options.sample)
+        return sorted(random.sample(chunks, count), key=lambda chunk: chunk.number)
+
+    def _is_over(self) -> bool:
+        deadline = self._options.deadline
+        return deadline is not None and time.monotonic() >= deadline
+
+    def _slow_down(self, rows: int, seconds: float) -> None:
+        if self._options.rate is not None:
+            time.sleep(max(0.0, rows / self._options.rate - seconds))
+
+    def _retried(self, reader: ChunkReader, chunk: Chunk) -> ComparedRows:
+        """Compare a chunk; read it again if that fails for a reason that may be over."""
+        backoff = Backoff()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._window(reader, chunk)
+            except SinkUnavailable:
+                raise  # the sink has forgotten the windows before
+            except (Retryable, JournalDamaged):
+                if attempt == _ATTEMPTS:
+                    raise
+                self._marked_at = float("-inf")
+                time.sleep(backoff.next_delay())
+        raise AssertionError
+
+    def _window(self, reader: ChunkReader, chunk: Chunk) -> ComparedRows:
+        window = self._read(reader, chunk)
+        try:
+            if table_of(window.staged) is None:
+                return ComparedRows(0, ())
+            compared = self._certain(
+                lambda through: self._compared(window, through), window.position, window.read_at
+            )
+            if compared.differences and self._options.repair:
+                self._compared(window, self._front(), repair=True)
+            return compared
+        finally:
+            window.staged.discard()
+
+    def _read(self, reader: ChunkReader, chunk: Chunk) -> SourceWindow:
+        """Read a chunk of the source's table.
+
+        Raises:
+            JournalDamaged: The journal no longer has the changes since, as after a long wait.
+        """
+        if time.monotonic() - self._marked_at > _WATERMARK_SECONDS:
+            self._watermark, self._marked_at = self._snapshots.watermark(), time.monotonic()
+        before = self._store.pipelines.get(self._name)
+        assert before is not None
+        read = reader.read(chunk, self._watermark)
+        read_at = self._store.now()
+        staged = self._expected.rows(read, chunk.number)
+        first = first_not_visible(self._store, before, read.read_view.to_json())
+        if first is None:
+            staged.discard()
+            raise JournalDamaged(f"{self._name}: the journal does not go back to the read")
+        self._first = first if self._first is None else min(first, self._first)
+        self._last_read = (read.position, read_at)
+        self._report.position = self._report.position or read.position.to_json()
+        return SourceWindow(staged, read.read_view, read.position, read_at, first)
+
+    def _last(self) -> tuple[Position, float]:
+        """Return the position of the last read, and when it had begun."""
+        assert self._last_read is not None, "a table has at least one chunk"
+        return self._last_read
+
+    def _certain(
+        self, compare: Callable[[int], ComparedRows], position: Position, read_at: float
+    ) -> ComparedRows:
+        """Return what a comparison finds once the sink has everything before a position.
+
+        Args:
+            compare: Compares, given a segment that the sink's table has at least.
+            position: The position of a read.
+            read_at: When the read had begun, by the store's clock.
+        """
+        # A table that cannot have the rows yet may get a column from what it lacks.
+        with contextlib.suppress(TableRejected):
+            compared = compare(self._front())
+            if not compared.differences:
+                return compared
+        return compare(self._await_sink(position, read_at))
+
+    def _compared(self, window: SourceWindow, front: int, *, repair: bool = False) -> ComparedRows:
+        """Compare the rows of a window, and repair them if asked to.
+
+        Args:
+            window: The window.
+            front: A segment that the sink's table has at least.
+            repair: Whether to repair them.
+
+        Raises:
+            TableRejected: The sink's table cannot have the rows.
+        """
+        rows = table_of(window.staged)
+        assert rows is not None
+        with self._comparer.view(locked=repair) as view:
+            view.load(rows)
+            self._change(view, front, window.first, window.read_view)
+            if repair:
+                view.repair()
+            return self._checked(view.differences(), repaired=repair)
+
+    def _extra_rows(self, front: int, *, repair: bool = False) -> ComparedRows:
+        """Search for rows that no window had, and remove them if asked to."""
+        assert self._first is not None
+        with self._comparer.view(locked=repair) as view:
+            self._change(view, front, self._first, None)
+            if repair:
+                view.remove_extra_rows()
+            return self._checked(view.extra_rows(), repaired=repair)
+
+    def _change(
+        self, view: ComparedView, front: int, first: int, read_view: ReadView | None
+    ) -> None:
+        """Apply the changes since a segment that the sink's table has."""
+        through = max(front, view.through or 0)
+        with self._expected.changes(first, through, read_view) as changes:
+            if changes is not None:
+                view.change(changes)
+
+    def _checked(self, compared: ComparedRows, *, repaired: bool) -> ComparedRows:
+        """Return what was compared.
+
+        Raises:
+            TableRejected: The repair has not had its effect, and is undone.
+        """
+        if repaired and compared.differences:
+            raise TableRejected(
+                "rows differ even after they were repaired, so nothing of them was changed: does a "
+                "trigger or rule of the sink's table change them?"
+            )
+        return compared
+
+    def _front(self) -> int:
+        """Return the last segment that the sink's table is known to have."""
+        commits = self._store.table_commits.read(self._name, self._report.sink)
+        assert commits is not None
+        suspended = commits.suspended.get(tuple(self._report.destination))
+        if suspended is not None and suspended.recreate:
+            raise NotAllowed("it is being loaded again")
+        return commits.front.segment if suspended is None else suspended.segment
+
+    def _await_sink(self, position: Position, read_at: float) -> int:
+        """Wait until the sink's table has everything that a read saw; return its last segment.
+
+        Raises:
+            NotAllowed: The sink does not move.
+        """
+        needed: int | None = None
+        front = self._front()
+        moved_at = time.monotonic()
+        while True:
+            needed = self._reach.through(position, read_at) if needed is None else needed
+            before, front = front, self._front()
+            if needed is not None and front >= needed:
+                return front
+            if front != before:
+                moved_at = time.monotonic()
+            if time.monotonic() - moved_at > self._options.patience:
+                raise NotAllowed(
+                    f"rows differ, but the sink has not everything that the source had at "
+                    f"{position.to_json()}, and does not move; let the pipeline run "
+                    f"(deltaforge status {self._name})"
+                )
+            time.sleep(_POLL_SECONDS)

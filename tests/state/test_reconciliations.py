@@ -1,0 +1,34 @@
+"""Proofs about tables, and claims of tables that are being compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deltaforge_dagster.state.reconciliations import TableProof
+from deltaforge_dagster.state.store import StateStore
+
+PROOF = TableProof("copy", "public.items", '{"lsn": "0/10"}', 1.0, 7)
+
+
+def test_the_newest_proof_counts(store: StateStore) -> None:
+    """There is one proof for each table of a sink, and those of other pipelines are theirs."""
+    newer = replace(PROOF, verified_through='{"lsn": "0/20"}', rows=8)
+    other = replace(PROOF, sink="another")
+    for proof in (PROOF, other, newer):
+        store.reconciliations.prove("feed", proof)
+    store.reconciliations.prove("feed2", PROOF)
+
+    assert store.reconciliations.proofs("feed") == [other, newer]
+    assert newer.to_json()["verified_through"] == {"lsn": "0/20"}
+
+
+def test_a_table_is_claimed_by_one(store: StateStore) -> None:
+    """The holder may prolong its claim; others get it once it was released or has expired."""
+    claims = store.reconciliations
+    assert claims.claim("feed", "copy", "public.items", "first", 60)
+    assert claims.claim("feed", "copy", "public.items", "first", 60)
+    assert not claims.claim("feed", "copy", "public.items", "second", 60)
+    assert claims.claim("feed", "copy", "public.orders", "second", 60)
+    claims.release("feed", "copy", "public.items")
+    assert claims.claim("feed", "copy", "public.items", "second", -1)
+    assert claims.claim("feed", "copy", "public.items", "third", 60)
