@@ -12,7 +12,7 @@ import contextlib
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import IO, Any, cast
 
 import numpy as np
@@ -66,6 +66,12 @@ class WrittenSegment:
     last_ts_us: int
     newest: Mapping[str, int]
     memory: int
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The fields that the state store records, by name; numbers and positions come to them."""
+        names = (field.name for field in fields(self) if field.name not in {"newest", "memory"})
+        return {name: getattr(self, name) for name in names}
 
 
 class SegmentWriter:

@@ -69,21 +69,11 @@ class SegmentCommit:
 
     def row(self, number: int, start: Position) -> NewSegment:
         """Return the row of the segment with this number, which begins at `start`."""
-        written = self.written
         return NewSegment(
             segment=number,
-            segment_id=written.segment_id,
-            path=written.path,
-            checksum=written.checksum,
-            content_hash=written.content_hash,
-            rows=written.rows,
-            bytes=written.bytes,
             start_position=start.to_json(),
             end_position=self.end.to_json(),
-            counts=written.counts,
-            schema_versions=written.schema_versions,
-            first_ts_us=written.first_ts_us,
-            last_ts_us=written.last_ts_us,
+            **self.written.recorded,
             received_at=self.received_at,
             trigger=self.trigger,
         )

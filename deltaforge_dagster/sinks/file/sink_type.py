@@ -32,7 +32,8 @@ class FileSinkType(MessageSinkType[FileSinkConfig]):
     """Local files of JSON lines."""
 
     name = "file"
-    sample: Mapping[str, Any] = {"path": "/tmp/NAME.jsonl"}  # noqa: S108 - an example that works at once
+    # An example that works at once.
+    sample: Mapping[str, Any] = {"path": "/tmp/NAME.jsonl"}  # noqa: S108
     summary = "A file sink, for local use: it writes JSON lines."
     config = FileSinkConfig
     destinations = "files"
