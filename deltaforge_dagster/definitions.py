@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -40,11 +41,16 @@ from deltaforge_dagster.resources.platform import (
 )
 from deltaforge_dagster.sensors.every_tick import TickCache
 from deltaforge_dagster.sensors.files import build_files_sensor
-from deltaforge_dagster.sensors.live import build_schedule, build_sensor
-from deltaforge_dagster.sensors.retention import build_retention
-from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
-from deltaforge_dagster.sensors.tick import WatchRoom
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.sensors.live import (
+    build_retention,
+    build_schedule,
+    build_sensor,
+    build_snapshot_sensor,
+)
+from deltaforge_dagster.sensors.watch_room import WatchRoom
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.store import StateStore
 
 
 def build_definitions(

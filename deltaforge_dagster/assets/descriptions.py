@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -35,7 +35,9 @@ from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.specs import CodeParts
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
-from deltaforge_dagster.state.table_commits import TableWrite
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.table_commits import TableWrite
 
 
 def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:

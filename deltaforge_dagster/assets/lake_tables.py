@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -33,10 +34,12 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import MASK, ColumnRules
-from deltaforge_dagster.state.schemas import TableHistory
-from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.tables import TableSchema
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.schemas import TableHistory
+    from deltaforge_dagster.state.store import StateStore
+    from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 
 EVENT_SECONDS = 60.0
 """At most one event of a table is written in so many seconds."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache as once
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -17,15 +19,13 @@ from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, without_file
-from deltaforge_dagster.pipeline.health.health import health
-from deltaforge_dagster.pipeline.health.recorded import note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.every_tick import NOT_WELL, TickCache, red
-from deltaforge_dagster.sensors.history import forget_assets
-from deltaforge_dagster.sensors.launches import LaunchWatch
-from deltaforge_dagster.sensors.report import report_health
-from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.table_commits import StoredWrite
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.sensors.launches import LaunchWatch
+    from deltaforge_dagster.state.store import StateStore
+    from deltaforge_dagster.state.table_commits import StoredWrite
 
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
@@ -51,8 +51,14 @@ def build_files_sensor(
         cache: The resources that ticks share.
     """
     loaded, shown = _contents(pipelines), _table_names(tables)
-    reload, launches = _Reload(), LaunchWatch()
+    reload = _Reload()
     forgotten: set[str] = set()
+
+    @once
+    def launches() -> LaunchWatch:
+        from deltaforge_dagster.sensors.launches import LaunchWatch  # noqa: PLC0415 - as below
+
+        return LaunchWatch()
 
     @dg.sensor(
         name=name,
@@ -64,8 +70,14 @@ def build_files_sensor(
     def pipeline_files(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
+                # See `live` for why this is imported here.
+                from deltaforge_dagster.pipeline.health.health import health  # noqa: PLC0415
+                from deltaforge_dagster.pipeline.health.recorded import note_broken  # noqa: PLC0415
+                from deltaforge_dagster.sensors.history import forget_assets  # noqa: PLC0415
+                from deltaforge_dagster.sensors.report import report_health  # noqa: PLC0415
+
                 installed = installed_now(opened.store)
-                launches.look(instance, opened.store, [pipeline.name for pipeline in installed])
+                launches().look(instance, opened.store, [pipeline.name for pipeline in installed])
                 written = {name: opened.store.table_commits.tables(name) for name in tables}
                 for pipeline in installed:
                     if isinstance(pipeline, BrokenPipeline):
