@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from deltaforge_dagster.assets.lake_tables import lake_table_specs, writes_tables
+from deltaforge_dagster.assets.lake_tables import known_tables, lake_table_specs
 from deltaforge_dagster.assets.maintenance import (
     build_maintenance_asset,
     build_maintenance_job,
@@ -37,7 +37,6 @@ from deltaforge_dagster.resources.platform import (
     Platform,
     former_pipelines,
     installed_pipelines,
-    lake_tables,
 )
 from deltaforge_dagster.sensors.every_tick import TickCache
 from deltaforge_dagster.sensors.files import build_files_sensor
@@ -101,9 +100,7 @@ def compose(
     former = former_pipelines(platform.settings, pipelines)
     shown: list[LoadedPipeline | FormerPipeline] = [*valid, *former]
     runnable = [*valid, *(broken.loaded for broken in former)]
-    tables = lake_tables(
-        platform.settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
-    )
+    tables = known_tables(platform.settings, runnable)
     cache = TickCache(platform)
     room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []

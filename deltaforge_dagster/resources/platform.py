@@ -11,8 +11,8 @@ imported when it is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions, requires
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from deltaforge_dagster.journal.files import Journal
     from deltaforge_dagster.sources.base import Source
     from deltaforge_dagster.state.store import StateStore
-    from deltaforge_dagster.state.table_commits import StoredWrite
 
 PACKAGE = "deltaforge-dagster"
 """What this package is installed as."""
@@ -204,18 +203,3 @@ def former_pipelines(
     except DeltaforgeError:
         return []
     return [pipeline for pipeline in former if pipeline is not None]
-
-
-def lake_tables(
-    settings: AnySettings, pipelines: Sequence[str]
-) -> Mapping[str, Sequence[StoredWrite]]:
-    """Return, by pipeline, the last write to each lake table.
-
-    While the state store cannot be read, there are none.
-    """
-    tables: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
-    if tables:
-        with suppress(DeltaforgeError), existing_store(settings) as store:
-            if store is not None:
-                tables |= {name: store.table_commits.tables(name) for name in pipelines}
-    return tables
