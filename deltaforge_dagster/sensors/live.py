@@ -60,7 +60,9 @@ def build_sensor(
                 from deltaforge_dagster.sensors.snapshot import due_snapshot_run  # noqa: PLC0415
                 from deltaforge_dagster.sensors.tick import current, tick  # noqa: PLC0415
 
-                pipeline = current(instance, opened.store, loaded)
+                origin = context.code_location_origin
+                location = None if origin is None else origin.location_name
+                pipeline = current(instance, opened.store, loaded, location)
                 if isinstance(pipeline, dg.SkipReason):
                     answers = [pipeline]
                 else:

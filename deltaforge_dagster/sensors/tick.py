@@ -55,8 +55,12 @@ from deltaforge_dagster.sensors.report import (
 )
 from deltaforge_dagster.sensors.watch_room import WatchRoom
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
+
+_HELD_SECONDS = 30.0
+"""A code location that has not ticked for so long no longer works on its pipelines."""
 
 LOST_SECONDS = 30.0
 """A run whose lease expired this long ago is dead."""
@@ -144,12 +148,28 @@ def tick(
 
 
 def current(
-    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    location: str | None = None,
 ) -> LoadedPipeline | dg.SkipReason:
     """Return a pipeline as its file or document is now, or why no run can be started.
 
     Problems of the file are reported in the check `source` of the pipeline's `changes`.
+
+    Args:
+        instance: The Dagster instance.
+        store: The state store.
+        loaded: The pipeline as the definitions have it.
+        location: The code location that ticks; another one that has the pipeline, too, does nothing
+            while this one ticks. None if that is not known.
     """
+    holder = None if location is None else _holder(store, loaded, location)
+    if holder != location:
+        return dg.SkipReason(
+            f"{NOT_WELL}{loaded.name} is in two code locations, and {holder} works on it: this one "
+            f"({location}) does nothing; remove the pipeline from one of them"
+        )
     pipeline = reread(store, loaded)
     if pipeline is None:
         note_broken(store, loaded.name)
@@ -161,6 +181,25 @@ def current(
         report_health(instance, store, loaded.name, state)
         return dg.SkipReason(f"{NOT_WELL}file: {pipeline.error}")
     return pipeline
+
+
+def _holder(store: StateStore, loaded: LoadedPipeline, location: str) -> str:
+    """Return the code location that works on a pipeline: the first that ticked, while it ticks.
+
+    If the pipeline has moved to another location, that one works on it a little later.
+    """
+    seconds = max(_HELD_SECONDS, 3.0 * loaded.spec.spec.engine.dagster.sensor_interval_seconds)
+    holders = Kv(store.database, "code_location")
+    holder = (holders.get(loaded.name) or location.encode()).decode()
+    noted = _held.get((loaded.name, location))
+    if holder == location and (noted is None or time.monotonic() - noted > seconds / 3):
+        holders.put(loaded.name, location.encode(), ttl=seconds)
+        _held[loaded.name, location] = time.monotonic()
+    return holder
+
+
+_held: dict[tuple[str, str], float] = {}
+"""By pipeline and code location, when this process last noted who works on it (monotonic)."""
 
 
 def _find_work(
