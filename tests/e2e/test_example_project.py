@@ -106,7 +106,7 @@ def test_a_model_and_an_asset_follow_the_rows(
     def rows() -> list[tuple[str, int, int]]:
         try:
             return duckdb.sql(
-                f"SELECT name, orders, cents::bigint FROM '{lake}/reports/revenue.parquet' ORDER BY name"
+                f"SELECT name, orders, cents FROM '{lake}/reports/revenue.parquet' ORDER BY name"
             ).fetchall()
         except duckdb.Error:  # not made yet, or just being made
             return []

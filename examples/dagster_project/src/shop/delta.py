@@ -1,5 +1,6 @@
 """DuckDB's extension for Delta, and the dbt plugin that loads it."""
 
+import os
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ EXTENSION = str(next(_FOLDER.rglob("*.duckdb_extension")))
 
 
 class Plugin(BasePlugin):
-    """Gives dbt's connection the function `delta_scan`."""
+    """Gives dbt's connection the function `delta_scan`, and its models their folder."""
 
     def configure_connection(self, conn: Any) -> None:
-        """Load the extension."""
+        """Load the extension, and make the folder, which DuckDB does not."""
         conn.load_extension(EXTENSION)
+        Path(os.environ["LAKE"], "reports").mkdir(parents=True, exist_ok=True)
