@@ -19,7 +19,8 @@ again, and when changes are held or cannot be delivered.
   tables. Both only warn.
 
 They are `check_specs` of the pipeline's asset, and the run logs their results itself, since Dagster
-skips a separate check step if an asset yields nothing.
+skips a separate check step if an asset yields nothing. Definitions import this module for the
+specs; so what only an evaluation needs is imported by it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -37,13 +39,13 @@ from deltaforge_dagster.config.sensing import is_off
 from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, facts
-from deltaforge_dagster.pipeline.health.health import HealthProblem, health
-from deltaforge_dagster.pipeline.health.undelivered import saturation
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HoldRow, RangeRow
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.pipeline.health.health import HealthProblem
+    from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
 """How many of the newest ranges `agreement` compares; earlier evaluations compared older ones."""
@@ -119,6 +121,8 @@ def evaluate(
         source_error: Why the source could not be read, None if it could.
         findings: The result of the preflight check of the source's server.
     """
+    from deltaforge_dagster.pipeline.health.health import HealthProblem, health  # noqa: PLC0415
+
     changes = asset_key(loaded.name, CHANGES)
     ranges = store.ranges.read(loaded.name)
     gap = _gap(ranges)
@@ -159,6 +163,8 @@ def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
 
 
 def _on_hold(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
+    from deltaforge_dagster.state.holds import SCHEMA  # noqa: PLC0415 - see the module
+
     kept = [hold for hold in holds if hold.state != "journaled"]
     remedy = f"; once that is fixed: deltaforge hold release {pipeline} {{}}"
     lines = [
@@ -173,6 +179,8 @@ def _on_hold(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.As
 def _dead_letters(
     key: dg.AssetKey, store: StateStore, loaded: LoadedPipeline
 ) -> dg.AssetCheckEvaluation:
+    from deltaforge_dagster.pipeline.health.undelivered import saturation  # noqa: PLC0415
+
     depth = store.dead_letters.depth(loaded.name)
     full = saturation(depth, loaded.spec.spec.journal.dlq.max_entries)
     age = 0 if depth.oldest is None else round(store.now() - depth.oldest)

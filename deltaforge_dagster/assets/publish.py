@@ -15,7 +15,7 @@ the other files are in the same directory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -23,11 +23,13 @@ from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import asset_key, partition_key, partitions_name
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, Publication, Value, pending
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.journal.files import Journal
+    from deltaforge_dagster.pipeline.run_context import RunContext
+    from deltaforge_dagster.state.store import StateStore
 
 Emit = Callable[[dg.AssetMaterialization], None]
 _CODE_VERSION = "dagster/code_version"

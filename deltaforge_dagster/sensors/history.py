@@ -20,8 +20,8 @@ import dagster as dg
 import sqlalchemy as sa
 
 from deltaforge_dagster.assets.names import keys_of
-from deltaforge_dagster.dagster_private import (
-    RUNLESS_RUN_ID,
+from deltaforge_dagster.dagster_private import RUNLESS_RUN_ID
+from deltaforge_dagster.dagster_private.storage import (
     AssetCheckExecutionsTable,
     AssetEventTagsTable,
     SqlEventLogStorage,

@@ -1,26 +1,19 @@
 """One tick: reports dead runs as failed and ends their tasks, publishes, and may start a run.
 
-Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source
+Both the sensor and the schedule of a pipeline call `tick`, with the pipeline as it is `current`:
+definitions are only as new as the loaded code location. A tick reads no data: it checks the source
 (`source_watch`) and reads the rest from the state store. A problem that prevents capture is shown
 as the failing check `source` of the pipeline's `changes` and in the tick's message; the next tick
 tries again. During a run, ticks also report when a sink begins to fail or has everything again
 (check `delivered`), and when changes are held or could not be delivered (checks `holds` and
-`dead_letters`).
-
-A tick may watch the source for a while, so that a run starts as soon as there is a change. Then it
-occupies a thread of Dagster's daemon and one of the code server, which needs its threads also to
-start runs and to answer the webserver. So at most half of the threads watch at a time
-(`WatchRoom`). If there are more pipelines than that, they share the time: the more pipelines, the
-shorter each tick watches.
+`dead_letters`). A tick may watch the source for a while (`watch_room`).
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -36,15 +29,21 @@ from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
-from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.dagster_private import get_next_cron_tick
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
 from deltaforge_dagster.pipeline.health.health import Health, health
 from deltaforge_dagster.pipeline.health.preflight import preflight_source
-from deltaforge_dagster.pipeline.health.recorded import capture_failed, findings_of, note_tick
+from deltaforge_dagster.pipeline.health.recorded import (
+    capture_failed,
+    findings_of,
+    note_broken,
+    note_tick,
+)
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.resources.left_tasks import end_left_tasks
 from deltaforge_dagster.sensors.every_tick import NOT_WELL
@@ -54,9 +53,14 @@ from deltaforge_dagster.sensors.report import (
     report_health,
     report_turn,
 )
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
+
+_HELD_SECONDS = 30.0
+"""A code location that has not ticked for so long no longer works on its pipelines."""
 
 LOST_SECONDS = 30.0
 """A run whose lease expired this long ago is dead."""
@@ -72,15 +76,6 @@ UNFINISHED = [
     dg.DagsterRunStatus.CANCELING,
 ]
 """The statuses of a run that has not ended."""
-
-ROUND_SECONDS = 5
-"""Dagster's daemon evaluates sensors every five seconds."""
-
-WATCH_SECONDS = 4.0
-"""A tick that has ended by then is over before the daemon's next round, also on a busy machine."""
-
-_TOO_SHORT = 0.2
-"""Seconds: a shorter watch is not worth the connection that it opens."""
 
 
 def tick(
@@ -150,6 +145,61 @@ def tick(
             job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
         )
     return _skip(state, work.detail if isinstance(work, NoWork) else str(work))
+
+
+def current(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    location: str | None = None,
+) -> LoadedPipeline | dg.SkipReason:
+    """Return a pipeline as its file or document is now, or why no run can be started.
+
+    Problems of the file are reported in the check `source` of the pipeline's `changes`.
+
+    Args:
+        instance: The Dagster instance.
+        store: The state store.
+        loaded: The pipeline as the definitions have it.
+        location: The code location that ticks; another one that has the pipeline, too, does nothing
+            while this one ticks. None if that is not known.
+    """
+    holder = None if location is None else _holder(store, loaded, location)
+    if holder != location:
+        return dg.SkipReason(
+            f"{NOT_WELL}{loaded.name} is in two code locations, and {holder} works on it: this one "
+            f"({location}) does nothing; remove the pipeline from one of them"
+        )
+    pipeline = reread(store, loaded)
+    if pipeline is None:
+        note_broken(store, loaded.name)
+        return dg.SkipReason("the pipeline was removed; reload the code location")
+    if isinstance(pipeline, BrokenPipeline):
+        note_broken(store, pipeline.name)
+        state = health(store, pipeline)
+        report_change(instance, source_evaluation(loaded.name, state.uncaptured))
+        report_health(instance, store, loaded.name, state)
+        return dg.SkipReason(f"{NOT_WELL}file: {pipeline.error}")
+    return pipeline
+
+
+def _holder(store: StateStore, loaded: LoadedPipeline, location: str) -> str:
+    """Return the code location that works on a pipeline: the first that ticked, while it ticks.
+
+    If the pipeline has moved to another location, that one works on it a little later.
+    """
+    seconds = max(_HELD_SECONDS, 3.0 * loaded.spec.spec.engine.dagster.sensor_interval_seconds)
+    holders = Kv(store.database, "code_location")
+    holder = (holders.get(loaded.name) or location.encode()).decode()
+    noted = _held.get((loaded.name, location))
+    if holder == location and (noted is None or time.monotonic() - noted > seconds / 3):
+        holders.put(loaded.name, location.encode(), ttl=seconds)
+        _held[loaded.name, location] = time.monotonic()
+    return holder
+
+
+_held: dict[tuple[str, str], float] = {}
+"""By pipeline and code location, when this process last noted who works on it (monotonic)."""
 
 
 def _find_work(
@@ -330,62 +380,3 @@ def _report_dead(
             instance.report_run_failed(run, f"the run's process is gone: {why}")
             ended.add(run.run_id)
     return ended
-
-
-class WatchRoom:
-    """Decides which ticks of a code server watch, and until when. Thread-safe.
-
-    Args:
-        pipelines: How many of its pipelines have a sensor.
-    """
-
-    def __init__(self, pipelines: int = 0) -> None:
-        self._pipelines = pipelines
-        self._lock = threading.Lock()
-        self._watching = 0
-
-    def admit(self, pipelines: int) -> None:
-        """Count more pipelines that have a sensor."""
-        with self._lock:
-            self._pipelines += pipelines
-
-    @contextmanager
-    def watch(
-        self, instance: dg.DagsterInstance, build_source: Callable[[], Source], began: float
-    ) -> Iterator[HeadWatch | None]:
-        """Yield a watch that has begun; None if there is no room.
-
-        Args:
-            instance: Tells how many threads the daemon has for sensors.
-            build_source: Creates the source.
-            began: When the tick began, by the monotonic clock.
-        """
-        places = places_to_watch(instance)
-        until = began + WATCH_SECONDS * min(1.0, places / self._pipelines)
-        with self._lock:
-            room = self._watching < places and until - time.monotonic() > _TOO_SHORT
-            self._watching += room
-        if not room:
-            yield None
-            return
-        try:
-            with HeadWatch(build_source, until) as watch:
-                yield watch
-        finally:
-            with self._lock:
-                self._watching -= 1
-
-
-def places_to_watch(instance: dg.DagsterInstance) -> int:
-    """Return how many ticks may watch at a time: half of the threads for sensors.
-
-    The threads are those of the daemon or of the code server, whichever has fewer. 0 if the daemon
-    evaluates one sensor after another.
-    """
-    usual = min(32, (os.cpu_count() or 1) + 4)  # default of `ThreadPoolExecutor`, which both use
-    settings = instance.get_sensor_settings()
-    if not settings.get("use_threads"):
-        return 0
-    daemon = settings.get("num_workers") or usual
-    code_server = int(os.environ.get("DAGSTER_GRPC_MAX_WORKERS") or usual)
-    return min(daemon, code_server) // 2

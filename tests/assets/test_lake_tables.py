@@ -1,6 +1,7 @@
 """Lake tables in Dagster: an asset for each, and a materialization for each commit, on which other assets can wait."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,40 @@ def test_a_new_table_makes_dagster_reload(tmp_path: Path, instance: dg.DagsterIn
     commit(store, lease, 3, "a_b")
     assert said().startswith(f"new tables: orders/lake/public/a_b_{SINK}: press Reload")
     store.close()
+
+
+def test_captured_tables_are_assets_before_they_are_written(tmp_path: Path) -> None:
+    """Those that the file names, from the first load on; for a pattern, those that have been seen.
+
+    The source cannot be reached. A table that no pattern matches any more is not shown.
+    """
+    settings = installation(tmp_path, "delta")
+    path = tmp_path / "orders.yaml"
+    document = yaml.safe_load(path.read_text())
+    source = document["spec"]["source"]["config"]
+
+    def shown() -> set[str]:
+        path.write_text(yaml.safe_dump(document))
+        graph = build_definitions(settings).resolve_asset_graph()
+        tables = {key for key in graph.get_all_asset_keys() if key.path[1] == SINK}
+        for key in tables:
+            assert graph.get(key).parent_keys == {
+                dg.AssetKey([NAME, "sinks", SINK]),
+                dg.AssetKey([NAME, "source", "pg", key.path[2], key.path[3].removesuffix("_lake")]),
+            }
+        return {key.path[3].removesuffix(f"_{SINK}") for key in tables}
+
+    assert shown() == set()
+    source["tables"] = ["public.orders", "customers", "shop_*.orders"]
+    assert shown() == {"orders", "customers"}
+
+    with contextlib.closing(StateStore.open(settings.state_url)) as store:
+        lease = held(store, SINK)
+        with store.fenced(lease) as writer:
+            for schema in ("shop_1", "other"):
+                seen = replace(table("id", name=f"{schema}_orders"), schema=schema)
+                writer.schemas.register("acme", seen, position(1))
+        source["tables"] = ["public.customers", "shop_*.*"]
+        assert shown() == {"customers", "shop_1_orders"}
+        commit(store, lease, 1, "customers", "former")
+    assert shown() == {"customers", "shop_1_orders", "former"}

@@ -15,8 +15,9 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources import left_tasks
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
-from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sensors.tick import current, tick
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import HoldPart
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held, position
@@ -174,3 +175,22 @@ def test_what_is_kept_back_shows_while_the_run_works(
         with sqlite_store.fenced(lease) as writer:
             writer.holds.journaled(released, 2)
         assert outcomes() == [False, True]
+
+
+def test_of_two_code_locations_one_has_the_pipeline(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """The other one says who has it, and takes over once that one does not tick any more."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        ours = current(instance, sqlite_store, loaded, "ours")
+        theirs = current(instance, sqlite_store, loaded, "theirs")
+        again = current(instance, sqlite_store, loaded, "ours")
+        assert Kv(sqlite_store.database, "code_location").delete(NAME)  # as if it had expired
+        later = current(instance, sqlite_store, loaded, "theirs")
+
+    assert ours == again == later == loaded
+    assert isinstance(theirs, dg.SkipReason)
+    assert theirs.skip_message == (
+        "NOT WELL: orders is in two code locations, and ours works on it: this one (theirs) does "
+        "nothing; remove the pipeline from one of them"
+    )

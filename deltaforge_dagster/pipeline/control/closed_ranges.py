@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.control.specs import RangeVersions
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.state.records import CheckpointRow, Counts, LeaseRow, RangeRow
-from deltaforge_dagster.state.schemas import TableHistory
-from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import fingerprints
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.schemas import TableHistory
+    from deltaforge_dagster.state.store import StateStore
 
 CHANGES = "changes"
 """The asset of what was captured; every other asset of a range is named by its sink."""

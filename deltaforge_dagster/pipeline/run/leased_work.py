@@ -39,9 +39,10 @@ from deltaforge_dagster.pipeline.health.recorded import (
 )
 from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.health.undelivered import DeadLetterWatch
+from deltaforge_dagster.pipeline.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run.kernels import prepare
-from deltaforge_dagster.pipeline.run.live import RunOutcome, uninterrupted
+from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_dagster.pipeline.run.progress import RunEnd, RunSummary
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.pipeline.schemas.live import WarmStart

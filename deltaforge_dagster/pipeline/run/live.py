@@ -28,22 +28,16 @@ from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.interrupts import interrupted_afterwards, uninterrupted
 from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
 
 if TYPE_CHECKING:
     from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 
 from deltaforge_dagster.pipeline.health.health import HealthProblem
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 logger = logging.getLogger(__name__)
 
@@ -206,48 +200,3 @@ class LiveRun:
 
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM ineffective in the block.
-
-    Whoever ends a run may repeat the signal until it is gone, and often two send one: a terminal or
-    supervisor, and the process that started the run. Outside of the main thread this does nothing,
-    because Python runs signal handlers only there.
-    """
-    with _handled_by(_already_ending):
-        yield
-
-
-@contextmanager
-def interrupted_afterwards() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block has ended, which imports modules.
-
-    Python may keep its import lock when a signal handler raises an error amid an import. Then every
-    other thread that imports something waits for ever. Outside of the main thread this does
-    nothing.
-    """
-    received: list[int] = []
-    with _handled_by(lambda number, _frame: received.append(number)):
-        yield
-    if received:
-        signal.raise_signal(received[0])
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give both signals another handler in the block, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-def _already_ending(*_: object) -> None:
-    """Do nothing; unlike SIG_IGN, child processes do not inherit this."""
