@@ -1,7 +1,8 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
 During a run, each tick of the sensor also reports when a sink begins to fail or has everything
-again, and when changes are held or cannot be delivered.
+again, and when changes are held or cannot be delivered; and every quarter of an hour what only the
+costly checks find.
 
 - `source`: source and state store can be queried and changes are captured; each tick reports it as
   well.
@@ -119,19 +120,28 @@ def evaluate(
         source_error: Why the source could not be read, None if it could.
         findings: The result of the preflight check of the source's server.
     """
-    changes = asset_key(loaded.name, CHANGES)
-    ranges = store.ranges.read(loaded.name)
-    gap = _gap(ranges)
-    yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
-    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield from costly(instance, store, loaded, findings)
     yield from kept_back(store, loaded)
     problem = health(store, loaded).uncaptured
     if source_error is not None:
         problem = HealthProblem("source", "error", source_error)
     yield source_evaluation(loaded.name, problem)
-    yield _preflight(changes, findings)
     yield from delivered(store, loaded)
     yield from freshness(store, loaded)
+
+
+def costly(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    findings: Sequence[Finding],
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the results of the checks that read too much to be evaluated by every tick."""
+    changes = asset_key(loaded.name, CHANGES)
+    ranges = store.ranges.read(loaded.name)
+    yield _evaluation(changes, "contiguity", _gap(ranges), {"ranges": len(ranges)})
+    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield _preflight(changes, findings)
     yield from sensing_checks(store, loaded)
 
 

@@ -155,7 +155,6 @@ class RunObserver:
     def range_opened(self, number: int) -> None:
         """Add the range as a partition."""
         add_partition(self._context.instance, self._loaded.name, number)
-        self._context.log.info("range %s opened", number)
 
     def publish(self) -> None:
         """Publish the ranges, table versions and commits to tables that are due."""

@@ -5,7 +5,10 @@ Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it
 as the failing check `source` of the pipeline's `changes` and in the tick's message; the next tick
 tries again. During a run, ticks also report when a sink begins to fail or has everything again
 (check `delivered`), and when changes are held or could not be delivered (checks `holds` and
-`dead_letters`).
+`dead_letters`). The checks that cost more are evaluated by a run at its end, and by ticks while a
+run goes on for longer than `EVALUATED_SECONDS`.
+
+Each tick records which code it belongs to, and a run that other code has started then ends.
 
 A tick may watch the source for a while, so that a run starts as soon as there is a change. Then it
 occupies a thread of Dagster's daemon and one of the code server, which needs its threads also to
@@ -25,7 +28,9 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from deltaforge_dagster import __version__
 from deltaforge_dagster.assets.checks import (
+    costly,
     delivered,
     freshness,
     kept_back,
@@ -33,7 +38,14 @@ from deltaforge_dagster.assets.checks import (
     source_evaluation,
 )
 from deltaforge_dagster.assets.lake_tables import publish_writes
-from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
+from deltaforge_dagster.assets.names import (
+    CODE_TAG,
+    PIPELINE_TAG,
+    REASON_TAG,
+    RUN_TAG,
+    asset_key,
+    job_name,
+)
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.file.load import LoadedPipeline
@@ -79,6 +91,9 @@ ROUND_SECONDS = 5
 WATCH_SECONDS = 4.0
 """A tick that has ended by then is over before the daemon's next round, also on a busy machine."""
 
+EVALUATED_SECONDS = 900.0
+"""How often the costly checks are evaluated while one run works."""
+
 _TOO_SHORT = 0.2
 """Seconds: a shorter watch is not worth the connection that it opens."""
 
@@ -117,13 +132,17 @@ def tick(
         publish_writes(instance, store, loaded, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name, outdated=outdated)
+    code = code_version()
+    if store.pipelines.code(loaded.name) != code:
+        store.pipelines.note_code(loaded.name, code)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     lease = store.leases.get(loaded.name)
     active = lease is not None and lease.active_at(store.now())
     if remaining or active:
         state = _report_source(instance, store, loaded, None)
-        holder = lease.run_id if lease and active else remaining[0].dagster_run.run_id
-        return _skip(state, f"run {str(holder)[:8]} is working on it")
+        holder = str(lease.run_id if lease and active else remaining[0].dagster_run.run_id)
+        _evaluate_in_turn(instance, store, loaded, build_source, holder)
+        return _skip(state, f"run {holder[:8]} is working on it")
     if lease is not None:
         end_left_tasks(lease)
     next_look = _next_look(store, loaded)
@@ -147,9 +166,19 @@ def tick(
             work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
-            job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
+            job_name=job_name(loaded.name),
+            tags={RUN_TAG: "live", REASON_TAG: work.reason, CODE_TAG: code},
         )
     return _skip(state, work.detail if isinstance(work, NoWork) else str(work))
+
+
+def code_version() -> str:
+    """Return which code this process has: our version, and the image if Dagster's chart names it.
+
+    Other changes of a project's code are not seen.
+    """
+    image = os.environ.get("DAGSTER_CURRENT_IMAGE")
+    return __version__ if image is None else f"{__version__} in {image}"
 
 
 def _find_work(
@@ -219,6 +248,30 @@ def _report_source(
     _preflighted[loaded.name] = lacks
     return state
 
+
+def _evaluate_in_turn(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    run_id: str,
+) -> None:
+    """Report what the costly checks find, every `EVALUATED_SECONDS` of a run."""
+    now = time.monotonic()
+    evaluated_run, evaluated_at = _evaluated.get(loaded.name, ("", now))
+    if run_id == evaluated_run and now - evaluated_at < EVALUATED_SECONDS:
+        return
+    _evaluated[loaded.name] = run_id, now
+    if run_id != evaluated_run:  # it has just begun
+        return
+    with closing(build_source()) as source:
+        findings = preflight_source(source, store, loaded)
+    for evaluation in costly(instance, store, loaded, findings):
+        report_change(instance, evaluation)
+
+
+_evaluated: dict[str, tuple[str, float]] = {}
+"""By pipeline, the run during which the costly checks were last evaluated, and when."""
 
 _preflighted: dict[str, list[str]] = {}
 """By pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
