@@ -44,6 +44,7 @@ from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HoldRow, RangeRow
+from deltaforge_dagster.state.since import UNREPORTED
 from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
@@ -310,8 +311,11 @@ def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str
     if not ranges:
         return None
     by_number = {row.range: row for row in ranges}
+    unreported = store.pipelines.since(pipeline, UNREPORTED) or 0.0
     for number, asset in sorted(store.ranges.published(pipeline, min(by_number), max(by_number))):
         event = recorded(instance, pipeline, asset, number)
+        if event is None and (by_number[number].closed_at or 0.0) <= unreported:
+            continue
         if event is None:
             return f"range {number} of {asset} is published, but Dagster has no record of it"
         expected = facts(by_number[number])

@@ -205,8 +205,20 @@ class DagsterOptions(Block):
     """Asset group in the UI, of letters, digits and `_`; by default each pipeline has its own
     group.
     """
+    events: Literal["ranges", "tables", "observations"] = "ranges"
+    """What live runs and ticks report of changes that were captured and delivered: `ranges`, a
+    materialization of each range for `changes` and each sink, and of each table of a sink;
+    `tables`, those of tables only; or `observations`, no materializations, but observations of
+    tables. A *Materialize* reports what was chosen in any case
+    ([how many events](ui.md#events-and-what-they-cost)).
+    """
     freshness: Freshness = Freshness()
     """When a sink counts as late."""
+
+    @property
+    def reports_ranges(self) -> bool:
+        """Whether ranges are reported, and whatever else is only plotted."""
+        return self.events == "ranges"
 
     @field_validator("schedule")
     @classmethod

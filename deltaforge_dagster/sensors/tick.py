@@ -127,7 +127,7 @@ def tick(
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_active(store, loaded.name):
-        _publish(instance, store, loaded.name, journal)
+        _publish(instance, store, loaded, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
         publish_writes(instance, store, loaded, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
@@ -237,7 +237,8 @@ def _report_source(
     """
     state = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, state.uncaptured))
-    report_health(instance, store, loaded.name, state)
+    plots = loaded.spec.spec.engine.dagster.reports_ranges
+    report_health(instance, store, loaded.name, state, plots=plots)
     row = store.pipelines.get(loaded.name)
     lacks = [] if row is None else [finding.text for finding in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
@@ -284,9 +285,10 @@ Nothing is due until this state changes.
 
 
 def _publish(
-    instance: dg.DagsterInstance, store: StateStore, pipeline: str, journal: Journal
+    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline, journal: Journal
 ) -> None:
     """Publish what is due; skip the search if neither ranges nor checkpoints have changed."""
+    pipeline = loaded.name
     row = store.pipelines.get(pipeline)
     if row is None:
         return
@@ -299,7 +301,14 @@ def _publish(
         ],
     )
     if _published.get(row.uid) != due_by:
-        publish(instance, store, pipeline, instance.report_runless_asset_event, journal)
+        publish(
+            instance,
+            store,
+            pipeline,
+            instance.report_runless_asset_event,
+            journal,
+            wanted=lambda _: loaded.spec.spec.engine.dagster.reports_ranges,
+        )
         _published[row.uid] = due_by
 
 

@@ -10,11 +10,12 @@ import dagster as dg
 import pytest
 
 from deltaforge_dagster import __version__
-from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, health_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources import left_tasks
+from deltaforge_dagster.sensors import report
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
@@ -226,3 +227,25 @@ def test_a_tick_records_which_code_it_has(
 
     expected = __version__ if image is None else f"{__version__} in {image}"
     assert sqlite_store.pipelines.code(NAME) == expected
+
+
+@pytest.mark.parametrize(("events", "plotted"), [("ranges", 3), ("tables", 1)])
+def test_figures_are_plotted_with_ranges_only(
+    sqlite_store: StateStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: str,
+    plotted: int,
+) -> None:
+    """Once a minute while they change; with fewer events, health is reported only when it changes."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(f"{FILE}  engine: {{dagster: {{events: {events}}}}}\n")
+    monkeypatch.setattr(report, "_PLOT_SECONDS", 0.0)
+    monkeypatch.setattr(report, "_plotted", {})
+    lease = held(sqlite_store, "redis")
+    with dg.DagsterInstance.ephemeral() as instance:
+        for number in (1, 2, 3):
+            capture(sqlite_store, lease, number)
+            tick(instance, sqlite_store, load_pipeline(path), no_source, Journal("memory://links"))
+
+        assert len(instance.fetch_materializations(health_key(NAME), limit=9).records) == plotted
