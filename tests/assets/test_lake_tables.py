@@ -172,7 +172,7 @@ def test_an_event_without_its_mark_is_not_written_again(
     commit(sqlite_store, lease, 1, "orders")
     commit(sqlite_store, lease, 2, "orders")
 
-    def report_and_die(event: dg.AssetMaterialization) -> None:
+    def report_and_die(event: dg.AssetMaterialization | dg.AssetObservation) -> None:
         instance.report_runless_asset_event(event)
         raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -192,9 +193,13 @@ def test_a_resident_run_goes_on_until_other_code_ticks(make_feed: MakeFeed) -> N
     )
     feed.store.pipelines.note_code(feed.name, "1.0 in shop:1")
     run = feed.begin(code="1.0 in shop:1")
+
+    def delivered(count: int) -> bool:
+        return len(feed.delivered("customers")) == count
+
     for number in (1, 2, 3):
         insert(feed.shop, number, number)
-        eventually(lambda n=number: len(feed.delivered("customers")) == n, what="the delivery")
+        eventually(partial(delivered, number), what="the delivery")
         eventually(lambda: not feed.store.ranges.read(feed.name, state="open"), what="its end")
         eventually(lambda: not feed.store.ranges.unpublished(feed.name), what="publication")
         eventually(
