@@ -6,7 +6,9 @@ Helm comes from `PATH`, or is built from its Go module, which takes minutes. The
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import yaml
 
 from deltaforge_dagster.folders import user_cache
 from tests.deploy.test_values import DEPLOY
-from tests.docker.compose import DOCKER, read
+from tests.docker.compose import DOCKER, ROOT, read
 
 pytestmark = [pytest.mark.soak("charts"), pytest.mark.timeout(3000)]
 
@@ -56,6 +58,19 @@ def rendered(helm: str, *options: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(made.stdout) if document]
 
 
+def validate(path: Path, documents: list[dict[str, Any]]) -> None:
+    """Compare objects with Kubernetes' schemas."""
+    path.write_text(yaml.safe_dump_all(documents))
+    command = ["-m", "uv", "tool", "run", "--from", VALIDATE, "kubernetes-validate"]
+    checked = subprocess.run(
+        [sys.executable, *command, "--version", KUBERNETES, "--strict", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_lint(helm: str) -> None:
     """Helm finds nothing that it would warn of."""
     linted = run(helm, "lint", "--strict", str(CHART), *JOURNAL)
@@ -67,16 +82,7 @@ def test_kubernetes_accepts_it(helm: str, tmp_path: Path, options: tuple[str, ..
     """Every object is one of its version, without unknown fields; the monitor, of Prometheus' operator, names its token."""
     documents = rendered(helm, *JOURNAL, *options)
     monitors = [one for one in documents if one["kind"] == "ServiceMonitor"]
-    own = tmp_path / "rendered.yaml"
-    own.write_text(yaml.safe_dump_all([one for one in documents if one not in monitors]))
-    command = ["-m", "uv", "tool", "run", "--from", VALIDATE, "kubernetes-validate"]
-    checked = subprocess.run(
-        [sys.executable, *command, "--version", KUBERNETES, "--strict", str(own)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    validate(tmp_path / "rendered.yaml", [one for one in documents if one not in monitors])
     assert len(monitors) == (options is MONITORED)
     for monitor in monitors:
         (endpoint,) = monitor["spec"]["endpoints"]
@@ -121,6 +127,41 @@ def test_containers_have_what_the_compose_file_gives_them(helm: str) -> None:
     image = (DOCKER / "Dockerfile").read_text()
     assert "NUMBA_CACHE_DIR=/opt/kernels" in image
     assert "DELTAFORGE_HOME=/var/lib/deltaforge" in image
+
+
+def test_a_run_is_a_pod_that_kubernetes_accepts(tmp_path: Path) -> None:
+    """The launcher in the image makes a Job of our values: not root, what it writes to in volumes, time to end in order."""
+    whole, image = (
+        set(
+            re.findall(
+                r"^[a-z0-9-]+==\S+", (folder / "requirements.lock").read_text(), re.MULTILINE
+            )
+        )
+        for folder in (ROOT, DOCKER)
+    )
+    packages = tmp_path / "packages"
+    install = ["-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target", str(packages)]
+    subprocess.run([sys.executable, *install, *sorted(image - whole)], check=True)
+
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.deploy.run_job"],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(packages)},
+    ).stdout
+
+    job = json.loads(printed)
+    validate(tmp_path / "job.yaml", [job])
+    pod = job["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["terminationGracePeriodSeconds"] == 40
+    (container,), (kernels,) = pod["containers"], pod["initContainers"]
+    for one in (container, kernels):
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
+    written = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {"/opt/kernels", "/var/lib/deltaforge", "/opt/dagster/storage", "/tmp"} <= written
+    assert {"configMapRef": {"name": "deltaforge-settings"}} in container["envFrom"]
 
 
 @pytest.mark.parametrize(
