@@ -61,6 +61,7 @@ def make_resident_job() -> dg.JobDefinition:
     return make_job()
 
 
+@pytest.mark.soak("kills")
 def test_a_run_that_gets_a_signal_ends_in_order(
     shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ HELM = "helm.sh/helm/v3/cmd/helm@v3.19.5"
 VALIDATE = "kubernetes-validate==1.37.0"
 KUBERNETES = "1.34"
 CHART = DEPLOY / "chart"
+VERSION = ("--kube-version", f"{KUBERNETES}.0")
 JOURNAL = ("--set", "settings.journalUrl=s3://bucket/folder")
 ELSEWHERE = ("--set", "spark.enabled=false", "--set", "settings.sparkRemote=sc://spark:15002")
 MONITORED = ("--set", "serviceMonitor.enabled=true", "--set", "serviceMonitor.labels.release=p")
@@ -53,7 +54,7 @@ def run(helm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def rendered(helm: str, *options: str) -> list[dict[str, Any]]:
     """Return what the chart makes with these values."""
-    made = run(helm, "template", "deltaforge", str(CHART), *options)
+    made = run(helm, "template", "deltaforge", str(CHART), *VERSION, *options)
     assert made.returncode == 0, made.stderr
     return [document for document in yaml.safe_load_all(made.stdout) if document]
 
@@ -175,7 +176,7 @@ def test_a_run_is_a_pod_that_kubernetes_accepts(tmp_path: Path) -> None:
 )
 def test_what_cannot_work_is_refused(helm: str, options: tuple[str, ...], problem: str) -> None:
     """Before anything is installed, by name."""
-    refused = run(helm, "template", "deltaforge", str(CHART), *options)
+    refused = run(helm, "template", "deltaforge", str(CHART), *VERSION, *options)
 
     assert refused.returncode != 0
     assert problem in refused.stderr
