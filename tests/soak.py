@@ -27,6 +27,7 @@ SCENARIOS = {
     "reconcile": "an hour of load for each database while its copies are compared: no false alarm",
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL, and sessions of Spark without a server",
     "dagster": "ranges and sinks that catch up through Dagster's daemon; what touches Dagster, on its oldest and newest release",
+    "charts": "the Helm chart, rendered and compared with the schemas of Kubernetes; needs Helm or Go",
     "formats": "what is the same in both formats of lake tables, with the one that CI leaves out",
     "benchmarks": "`bench` with the pairs that CI leaves out",
     "properties": "property tests that need no server, with Hypothesis's profile `soak`",

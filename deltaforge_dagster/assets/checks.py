@@ -1,7 +1,8 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
 During a run, each tick of the sensor also reports when a sink begins to fail or has everything
-again, and when changes are held or cannot be delivered.
+again, and when changes are held or cannot be delivered; and every quarter of an hour what only the
+costly checks find.
 
 - `source`: source and state store can be queried and changes are captured; each tick reports it as
   well.
@@ -123,19 +124,28 @@ def evaluate(
     """
     from deltaforge_dagster.pipeline.health.health import HealthProblem, health  # noqa: PLC0415
 
-    changes = asset_key(loaded.name, CHANGES)
-    ranges = store.ranges.read(loaded.name)
-    gap = _gap(ranges)
-    yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
-    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield from costly(instance, store, loaded, findings)
     yield from kept_back(store, loaded)
     problem = health(store, loaded).uncaptured
     if source_error is not None:
         problem = HealthProblem("source", "error", source_error)
     yield source_evaluation(loaded.name, problem)
-    yield _preflight(changes, findings)
     yield from delivered(store, loaded)
     yield from freshness(store, loaded)
+
+
+def costly(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    findings: Sequence[Finding],
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the results of the checks that read too much to be evaluated by every tick."""
+    changes = asset_key(loaded.name, CHANGES)
+    ranges = store.ranges.read(loaded.name)
+    yield _evaluation(changes, "contiguity", _gap(ranges), {"ranges": len(ranges)})
+    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield _preflight(changes, findings)
     yield from sensing_checks(store, loaded)
 
 
@@ -304,12 +314,17 @@ def _gap(ranges: Sequence[RangeRow]) -> str | None:
 
 
 def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
+    from deltaforge_dagster.state.since import UNREPORTED  # noqa: PLC0415 - see the module
+
     ranges = store.ranges.read(pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True)
     if not ranges:
         return None
     by_number = {row.range: row for row in ranges}
+    unreported = store.pipelines.since(pipeline, UNREPORTED) or 0.0
     for number, asset in sorted(store.ranges.published(pipeline, min(by_number), max(by_number))):
         event = recorded(instance, pipeline, asset, number)
+        if event is None and (by_number[number].closed_at or 0.0) <= unreported:
+            continue
         if event is None:
             return f"range {number} of {asset} is published, but Dagster has no record of it"
         expected = facts(by_number[number])

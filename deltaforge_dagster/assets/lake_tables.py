@@ -2,7 +2,8 @@
 
 Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports the commits
 that have reached a table (`publish_writes`). A table may get a commit every second, so the commits
-of a minute are one event. The data version is the position that the table has reached, so that
+of a minute are one event: a materialization, or an observation if `engine.dagster.events` says so,
+on which nothing waits. The data version is the position that the table has reached, so that
 assets which depend on a table can be materialized whenever it has new data. Its rows come from a
 table of the source, which is an asset as well.
 
@@ -169,7 +170,7 @@ def publish_writes(
     instance: dg.DagsterInstance,
     store: StateStore,
     loaded: LoadedPipeline,
-    emit: Callable[[dg.AssetMaterialization], None],
+    emit: Callable[[dg.AssetMaterialization | dg.AssetObservation], None],
 ) -> int:
     """Report the commits to tables that are not reported yet; return how many events were written.
 
@@ -183,12 +184,13 @@ def publish_writes(
         if writes
         else {}
     )
+    observes = loaded.spec.spec.engine.dagster.events == "observations"
     unreported: defaultdict[dg.AssetKey, list[StoredWrite]] = defaultdict(list)
     for stored in writes:
         unreported[lake_table_key(loaded.name, stored.sink, stored.write.source)].append(stored)
     written = 0
     for key, commits in unreported.items():
-        newest = _newest_event(instance, key)
+        newest = _newest_event(instance, key, observes=observes)
         reported = 0 if newest is None else _reported(newest, commits)
         if reported:
             store.table_commits.mark_published(loaded.name, commits[reported - 1])
@@ -198,7 +200,8 @@ def publish_writes(
             continue
         commit = _joined(commits[reported:])
         history = histories.get(".".join(commit.write.source))
-        emit(materialization(loaded, commit, history))
+        event = materialization(loaded, commit, history)
+        emit(_observation(event) if observes else event)
         written += 1
         store.table_commits.mark_published(loaded.name, commit)
     for sink, maintenance in maintained_sinks(loaded).items():
@@ -261,8 +264,18 @@ def _figures(figures: TableFigures | None) -> dict[str, int | str]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _newest_event(instance: dg.DagsterInstance, table: dg.AssetKey) -> dg.EventLogRecord | None:
-    page = instance.fetch_materializations(table, limit=1)
+def _observation(event: dg.AssetMaterialization) -> dg.AssetObservation:
+    """Return an observation with what a materialization has."""
+    return dg.AssetObservation(
+        event.asset_key, description=event.description, metadata=event.metadata, tags=event.tags
+    )
+
+
+def _newest_event(
+    instance: dg.DagsterInstance, table: dg.AssetKey, *, observes: bool
+) -> dg.EventLogRecord | None:
+    fetch = instance.fetch_observations if observes else instance.fetch_materializations
+    page = fetch(table, limit=1)
     return page.records[0] if page.records else None
 
 
@@ -271,7 +284,7 @@ def _reported(newest: dg.EventLogRecord, commits: Sequence[StoredWrite]) -> int:
 
     These are there if a publisher was killed between the event and its mark.
     """
-    event = newest.asset_materialization
+    event = newest.asset_materialization or newest.asset_observation
     version = None if event is None else event.tags
     covered = (n for n, commit in enumerate(commits, 1) if _data_version(commit) == version)
     return next(covered, 0)

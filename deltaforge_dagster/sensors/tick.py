@@ -6,11 +6,16 @@ definitions are only as new as the loaded code location. A tick reads no data: i
 as the failing check `source` of the pipeline's `changes` and in the tick's message; the next tick
 tries again. During a run, ticks also report when a sink begins to fail or has everything again
 (check `delivered`), and when changes are held or could not be delivered (checks `holds` and
-`dead_letters`). A tick may watch the source for a while (`watch_room`).
+`dead_letters`). The checks that cost more are evaluated by a run at its end, and by ticks while a
+run goes on for longer than `EVALUATED_SECONDS`.
+
+Each tick records which code it belongs to, and a run that other code has started then ends. A tick
+may watch the source for a while (`watch_room`).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -18,7 +23,9 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from deltaforge_dagster import __version__
 from deltaforge_dagster.assets.checks import (
+    costly,
     delivered,
     freshness,
     kept_back,
@@ -26,7 +33,14 @@ from deltaforge_dagster.assets.checks import (
     source_evaluation,
 )
 from deltaforge_dagster.assets.lake_tables import publish_writes
-from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
+from deltaforge_dagster.assets.names import (
+    CODE_TAG,
+    PIPELINE_TAG,
+    REASON_TAG,
+    RUN_TAG,
+    asset_key,
+    job_name,
+)
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
@@ -77,6 +91,9 @@ UNFINISHED = [
 ]
 """The statuses of a run that has not ended."""
 
+EVALUATED_SECONDS = 900.0
+"""How often the costly checks are evaluated while one run works."""
+
 
 def tick(
     instance: dg.DagsterInstance,
@@ -107,18 +124,22 @@ def tick(
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_active(store, loaded.name):
-        _publish(instance, store, loaded.name, journal)
+        _publish(instance, store, loaded, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
         publish_writes(instance, store, loaded, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name, outdated=outdated)
+    code = code_version()
+    if store.pipelines.code(loaded.name) != code:
+        store.pipelines.note_code(loaded.name, code)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     lease = store.leases.get(loaded.name)
     active = lease is not None and lease.active_at(store.now())
     if remaining or active:
         state = _report_source(instance, store, loaded, None)
-        holder = lease.run_id if lease and active else remaining[0].dagster_run.run_id
-        return _skip(state, f"run {str(holder)[:8]} is working on it")
+        holder = str(lease.run_id if lease and active else remaining[0].dagster_run.run_id)
+        _evaluate_in_turn(instance, store, loaded, build_source, holder)
+        return _skip(state, f"run {holder[:8]} is working on it")
     if lease is not None:
         end_left_tasks(lease)
     next_look = _next_look(store, loaded)
@@ -142,7 +163,8 @@ def tick(
             work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
-            job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
+            job_name=job_name(loaded.name),
+            tags={RUN_TAG: "live", REASON_TAG: work.reason, CODE_TAG: code},
         )
     return _skip(state, work.detail if isinstance(work, NoWork) else str(work))
 
@@ -202,6 +224,15 @@ _held: dict[tuple[str, str], float] = {}
 """By pipeline and code location, when this process last noted who works on it (monotonic)."""
 
 
+def code_version() -> str:
+    """Return which code this process has: our version, and the image if Dagster's chart names it.
+
+    Other changes of a project's code are not seen.
+    """
+    image = os.environ.get("DAGSTER_CURRENT_IMAGE")
+    return __version__ if image is None else f"{__version__} in {image}"
+
+
 def _find_work(
     store: StateStore,
     loaded: LoadedPipeline,
@@ -258,7 +289,8 @@ def _report_source(
     """
     state = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, state.uncaptured))
-    report_health(instance, store, loaded.name, state)
+    plots = loaded.spec.spec.engine.dagster.reports_ranges
+    report_health(instance, store, loaded.name, state, plots=plots)
     row = store.pipelines.get(loaded.name)
     lacks = [] if row is None else [finding.text for finding in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
@@ -269,6 +301,30 @@ def _report_source(
     _preflighted[loaded.name] = lacks
     return state
 
+
+def _evaluate_in_turn(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    run_id: str,
+) -> None:
+    """Report what the costly checks find, every `EVALUATED_SECONDS` of a run."""
+    now = time.monotonic()
+    evaluated_run, evaluated_at = _evaluated.get(loaded.name, ("", now))
+    if run_id == evaluated_run and now - evaluated_at < EVALUATED_SECONDS:
+        return
+    _evaluated[loaded.name] = run_id, now
+    if run_id != evaluated_run:  # it has just begun
+        return
+    with closing(build_source()) as source:
+        findings = preflight_source(source, store, loaded)
+    for evaluation in costly(instance, store, loaded, findings):
+        report_change(instance, evaluation)
+
+
+_evaluated: dict[str, tuple[str, float]] = {}
+"""By pipeline, the run during which the costly checks were last evaluated, and when."""
 
 _preflighted: dict[str, list[str]] = {}
 """By pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
@@ -281,9 +337,10 @@ Nothing is due until this state changes.
 
 
 def _publish(
-    instance: dg.DagsterInstance, store: StateStore, pipeline: str, journal: Journal
+    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline, journal: Journal
 ) -> None:
     """Publish what is due; skip the search if neither ranges nor checkpoints have changed."""
+    pipeline = loaded.name
     row = store.pipelines.get(pipeline)
     if row is None:
         return
@@ -296,7 +353,14 @@ def _publish(
         ],
     )
     if _published.get(row.uid) != due_by:
-        publish(instance, store, pipeline, instance.report_runless_asset_event, journal)
+        publish(
+            instance,
+            store,
+            pipeline,
+            instance.report_runless_asset_event,
+            journal,
+            wanted=lambda _: loaded.spec.spec.engine.dagster.reports_ranges,
+        )
         _published[row.uid] = due_by
 
 

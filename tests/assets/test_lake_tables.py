@@ -173,7 +173,7 @@ def test_an_event_without_its_mark_is_not_written_again(
     commit(sqlite_store, lease, 1, "orders")
     commit(sqlite_store, lease, 2, "orders")
 
-    def report_and_die(event: dg.AssetMaterialization) -> None:
+    def report_and_die(event: dg.AssetMaterialization | dg.AssetObservation) -> None:
         instance.report_runless_asset_event(event)
         raise KeyboardInterrupt
 
@@ -184,6 +184,44 @@ def test_an_event_without_its_mark_is_not_written_again(
     assert publish(instance, sqlite_store, loaded) == 1
     assert [event.metadata["changes"].value for event in events(instance)] == [10, 5]
     assert sqlite_store.table_commits.unpublished(NAME) == []
+
+
+def test_commits_may_be_observations(
+    sqlite_store: StateStore,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With what a materialization has, once a minute at most; one whose mark a kill has lost is not written again."""
+    path = tmp_path / "orders.yaml"
+    installation(tmp_path, "delta")
+    document = yaml.safe_load(path.read_text())
+    document["spec"]["engine"] = {"dagster": {"events": "observations"}}
+    path.write_text(yaml.safe_dump(document))
+    loaded = load_pipeline(path)
+    lease = held(sqlite_store, SINK)
+
+    def report_and_die(event: dg.AssetMaterialization | dg.AssetObservation) -> None:
+        instance.report_runless_asset_event(event)
+        raise KeyboardInterrupt
+
+    commit(sqlite_store, lease, 1, "orders")
+    with contextlib.suppress(KeyboardInterrupt):
+        publish_writes(instance, sqlite_store, loaded, report_and_die)
+    commit(sqlite_store, lease, 2, "orders")
+    commit(sqlite_store, lease, 3, "orders")
+    assert publish(instance, sqlite_store, loaded) == 0
+    assert len(sqlite_store.table_commits.unpublished(NAME)) == 2
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
+    assert publish(instance, sqlite_store, loaded) == 1
+
+    assert events(instance) == []
+    found = instance.fetch_observations(KEY, limit=9, ascending=True).records
+    observed = [one.asset_observation for one in found if one.asset_observation]
+    assert [one.metadata["changes"].value for one in observed] == [5, 10]
+    assert [one.tags["dagster/data_version"] for one in observed] == [
+        f"{number}:{position(number)}" for number in (1, 3)
+    ]
 
 
 def test_a_run_reports_them_as_events_of_no_run(

@@ -9,10 +9,10 @@
                      of the journal, has closed ranges published, and decides when the run ends
 
 The run does not depend on Dagster: it reports to an `Observer`, and returns a `RunOutcome`. It ends
-when there is nothing more to do (`progress`), and within seconds on request, when the desired state
-or the file of the pipeline changes, or when the lease is lost. It then closes the open range, so
-that the next run starts a new one. Its end is shielded from further signals, and its imports from
-any signal.
+when there is nothing more to do (`progress`), and within seconds on request, when the pipeline's
+desired state, its file or the code that starts its runs changes, or when the lease is lost. It then
+closes the open range, so that the next run starts a new one. Its end is shielded from further
+signals, and its imports from any signal.
 
 What the run does while it holds the lease is in `leased_work`, which is imported then.
 """
@@ -48,8 +48,8 @@ class RunOutcome:
 
     Attributes:
         reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `pipeline file removed`, `hold released`, `journal full`,
-            `lease lost`, `capture failed`, `interrupted`, or `held elsewhere`.
+            `pipeline file changed`, `pipeline file removed`, `code changed`, `hold released`,
+            `journal full`, `lease lost`, `capture failed`, `interrupted`, or `held elsewhere`.
         captured: Number of changes that the run has put into the journal, rows of snapshots
             included.
         delivered: Number of messages sent, by sink.
@@ -170,7 +170,7 @@ class LiveRun:
         return self._work
 
     def _check_desired_state(self) -> None:
-        """After each renewal, request the end if the desired state or the file has changed.
+        """After each renewal, request the end if the desired state, file or code has changed.
 
         The end is requested, too, if the pipeline file is gone.
         """
@@ -183,6 +183,8 @@ class LiveRun:
             reading = self._work is not None and self._work.reading
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
+            if self._options.code is not None and self._other_code_ticks():
+                self.request_end("code changed")
             # A half-written or broken file is reported by its own failing check; this run
             # continues.
             current = reread(self._store, self._loaded)
@@ -197,6 +199,9 @@ class LiveRun:
         """Return whether the file differs from that of this run, even if only in a secret."""
         before = self._loaded
         return current.hash != before.hash or current.spec.secrets() != before.spec.secrets()
+
+    def _other_code_ticks(self) -> bool:
+        return self._store.pipelines.code(self._loaded.name) not in (None, self._options.code)
 
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)
