@@ -93,7 +93,8 @@ class LakeComparer:
     config: LakeSinkConfig
     owner: TableOwner
     destination: tuple[str, ...]
-    window_rows: int = _WINDOW_ROWS
+    window_rows: int = field(default=_WINDOW_ROWS, init=False)
+    exact: bool = field(default=True, init=False)
     seen: SeenKeys = field(init=False)
     _sessions: SessionProvider | None = field(default=None, init=False)
     _stack: ExitStack = field(default_factory=ExitStack, init=False)

@@ -50,6 +50,7 @@ from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, SnapshotSource
 from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableCommits
 from deltaforge_dagster.tables import TableSchema
 
 _ATTEMPTS = 5
@@ -60,6 +61,12 @@ _CLAIM_SECONDS = 900.0
 """How long a table stays claimed after the last window of a process that has died."""
 _REPAIRS = 20
 """How often a repair is attempted that comes after another commit each time."""
+_SETTLEMENTS = 50
+"""How often rows are compared that differ while a commit is under way."""
+_BUSY = (
+    "rows differ, but a commit came in between each time; try again while less is written, or with "
+    "a larger commit_seconds of the sink"
+)
 _POLL_SECONDS = 0.2
 _WATERMARK_SECONDS = 30.0
 
@@ -377,7 +384,19 @@ class _TableComparison:
             compared = compare(self._front())
             if not compared.differs:
                 return compared
-        return compare(self._await_sink(position, read_at))
+        front = self._await_sink(position, read_at)
+        for _ in range(_SETTLEMENTS):
+            before = self._commits()
+            compared = compare(front)
+            if not compared.differs or self._counts(before):
+                return compared
+            time.sleep(_POLL_SECONDS)
+            front = self._front()
+        raise NotAllowed(_BUSY)
+
+    def _counts(self, before: TableCommits) -> bool:
+        """Return whether what was found counts: no commit was under way since."""
+        return self._comparer.exact or (not _planned(before) and before == self._commits())
 
     def _compared(self, window: SourceWindow, front: int) -> ComparedRows:
         """Compare the rows of a window."""
@@ -398,12 +417,16 @@ class _TableComparison:
         """Repair the rows of a window, or those that no window had, and compare them again.
 
         Raises:
-            TableRejected: Commits come first all the time, or the repair has no effect.
+            NotAllowed: Commits come first all the time.
+            TableRejected: The repair has no effect.
         """
         backoff = Backoff()
         for _ in range(_REPAIRS):
+            before = self._commits()
             with self._view(self._front(), window, locked=True) as view:
-                if repair(view):
+                if not compare(view).differs:
+                    return
+                if self._counts(before) and repair(view):
                     if not compare(view).differs:
                         return
                     raise TableRejected(
@@ -411,10 +434,7 @@ class _TableComparison:
                         "sink's table change them?"
                     )
             time.sleep(backoff.next_delay())
-        raise TableRejected(
-            "each attempt to repair rows came after another commit; repair them while none is made "
-            f"(deltaforge stop {self._name})"
-        )
+        raise NotAllowed(_BUSY)
 
     @contextlib.contextmanager
     def _view(
@@ -443,10 +463,14 @@ class _TableComparison:
                     view.change(changes)
                 yield view
 
-    def _front(self) -> int:
-        """Return the last segment that the sink's table is known to have."""
+    def _commits(self) -> TableCommits:
         commits = self._store.table_commits.read(self._name, self._report.sink)
         assert commits is not None
+        return commits
+
+    def _front(self) -> int:
+        """Return the last segment that the sink's table is known to have."""
+        commits = self._commits()
         suspended = commits.suspended.get(tuple(self._report.destination))
         if suspended is not None and suspended.recreate:
             raise NotAllowed("it is being loaded again")
@@ -475,3 +499,9 @@ class _TableComparison:
                     f"(deltaforge status {self._name})"
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _planned(commits: TableCommits) -> bool:
+    """Return whether a commit may be under way."""
+    plans = [commits.front, *commits.suspended.values()]
+    return any(plan.planned_to is not None for plan in plans)

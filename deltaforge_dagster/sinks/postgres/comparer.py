@@ -62,6 +62,9 @@ class PostgresComparer:
         destination: Name of the table.
     """
 
+    window_rows = _WINDOW_ROWS
+    exact = True
+
     def __init__(
         self, config: PostgresSinkConfig, owner: TableOwner, destination: Sequence[str]
     ) -> None:
@@ -76,11 +79,6 @@ class PostgresComparer:
     @property
     def _label(self) -> str:
         return f"PostgreSQL table {'.'.join(self._name)} of sink {self._owner.sink_id}"
-
-    @property
-    def window_rows(self) -> int:
-        """How many rows a window should have."""
-        return _WINDOW_ROWS
 
     @contextmanager
     def view(self, front: int, *, locked: bool = False) -> Iterator[ComparedView]:

@@ -145,6 +145,14 @@ class TableComparer(Protocol):
         """How many rows a window should have."""
         ...
 
+    @property
+    def exact(self) -> bool:
+        """Whether a view has all commits up to its segment, and nothing of later ones.
+
+        If not, what it finds counts only if no commit was under way.
+        """
+        ...
+
     def view(self, front: int, *, locked: bool = False) -> AbstractContextManager[ComparedView]:
         """Provide the table as it is at one moment.
 

@@ -108,3 +108,8 @@ def rows(first: int, last: int) -> str:
         for n in range(first, last + 1)
     )
     return f"INSERT INTO goods VALUES {', '.join(values)}"
+
+
+def shown(report: TableReport) -> dict[int, tuple[str, list[str]]]:
+    """Return what is wrong with each key, and the columns that differ."""
+    return {int(row.key["id"] or 0): (row.kind, list(row.columns)) for row in report.shown}

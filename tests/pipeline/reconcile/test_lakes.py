@@ -18,7 +18,7 @@ from deltaforge_dagster.sinks.registry import LakeSinkType, sink_types
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import eventually
 from tests.pipeline.lake.lake_tables import FORMATS, Format
-from tests.pipeline.reconcile.copies import Copied, MakeCopied, goods, rows
+from tests.pipeline.reconcile.copies import Copied, MakeCopied, goods, rows, shown
 from tests.pipeline.snapshotting import Writers, fill
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.mysql]
@@ -87,11 +87,6 @@ COLUMNS = "name, note, first, last, price, weight, at, df_event_time, df_positio
 def copy_of(key: int, template: int) -> str:
     """Return the statement that adds a row like another one."""
     return f"INSERT INTO TABLE (id, {COLUMNS}) SELECT {key}, {COLUMNS} FROM TABLE WHERE id = {template}"
-
-
-def shown(report: TableReport) -> dict[int, tuple[str, list[str]]]:
-    """Return what is wrong with each key, and the columns that differ."""
-    return {int(row.key["id"] or 0): (row.kind, list(row.columns)) for row in report.shown}
 
 
 def test_damage_is_found_and_repaired(make_lake: MakeLake) -> None:
