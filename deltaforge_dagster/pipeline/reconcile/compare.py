@@ -68,6 +68,8 @@ _BUSY = (
     "a larger commit_seconds of the sink"
 )
 _POLL_SECONDS = 0.2
+_RATED_SECONDS = 30.0
+"""How long a window takes at most at a given rate: it is read at once, and then nothing is."""
 _WATERMARK_SECONDS = 30.0
 
 
@@ -298,6 +300,8 @@ class _TableComparison:
     def _chunks(self) -> Sequence[Chunk]:
         """Return the chunks to compare, in order."""
         rows = self._options.window_rows or self._comparer.window_rows
+        if self._options.rate is not None:
+            rows = min(rows, max(1, round(self._options.rate * _RATED_SECONDS)))
         chunks = list(self._snapshots.plan([self._report.table], rows))
         self._report.windows = len(chunks)
         if self._options.sample >= 1.0:
