@@ -424,7 +424,7 @@ class _TableComparison:
             NotAllowed: Commits come first all the time.
             TableRejected: The repair has no effect.
         """
-        backoff = Backoff()
+        backoff = Backoff(_POLL_SECONDS, maximum=5.0)
         for _ in range(_REPAIRS):
             before = self._commits()
             with self._view(self._front(), window, locked=True) as view:
