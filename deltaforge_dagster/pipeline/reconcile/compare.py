@@ -507,5 +507,5 @@ class _TableComparison:
 
 def _planned(commits: TableCommits) -> bool:
     """Return whether a commit may be under way."""
-    plans = [commits.front, *commits.suspended.values()]
-    return any(plan.planned_to is not None for plan in plans)
+    plans = [commits.front.planned_to, *(table.planned_to for table in commits.suspended.values())]
+    return any(plan is not None for plan in plans)
