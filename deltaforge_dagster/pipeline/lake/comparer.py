@@ -7,7 +7,7 @@ are folded in between are found in both, and that changes nothing.
 
 The rows that the source has are views of the session, made of the staged files by the expressions
 that apply commits (`Statements.applied`). Nothing but counts and the first differences leaves
-Spark. The keys of all windows stay on the disks of its executors, until the comparer is closed.
+Spark. The keys of all windows are read from the windows' files once more, for the extra rows.
 
 A repair is one statement, stamped as one more step of the front's commit. A later commit, or one
 that is made meanwhile, and the repair exclude each other by what makes commits apply exactly once
@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import orjson
@@ -63,7 +62,7 @@ from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import PREFIX, TableOwner
 
 if TYPE_CHECKING:  # PySpark is imported when a session is asked for
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Row
 
     from deltaforge_dagster.pipeline.spark_client import SparkSession
 
@@ -95,6 +94,7 @@ class LakeComparer:
     destination: tuple[str, ...]
     window_rows: int = field(default=_WINDOW_ROWS, init=False)
     exact: bool = field(default=True, init=False)
+    keeps_windows: bool = field(default=True, init=False)
     seen: SeenKeys = field(init=False)
     _sessions: SessionProvider | None = field(default=None, init=False)
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
@@ -181,30 +181,34 @@ class LakeComparer:
 
 @dataclass(slots=True)
 class SeenKeys:
-    """The keys of all windows.
+    """The keys of all windows, which stay in the windows' files.
 
     Attributes:
         columns: The key columns.
-        parts: The keys of each window.
+        files: The files of windows, by the columns that the key has in them.
     """
 
     columns: Sequence[WrittenColumn] = ()
-    parts: list[DataFrame] = field(default_factory=list)
+    files: dict[tuple[WrittenColumn, ...], set[str]] = field(default_factory=dict)
 
-    def add(self, keys: DataFrame) -> None:
-        """Add the keys of a window, and keep them after its files are gone."""
-        from pyspark.storagelevel import StorageLevel  # noqa: PLC0415 - slow
+    def add(self, columns: Sequence[WrittenColumn], rows: StagedTable) -> None:
+        """Add the keys of a window."""
+        self.columns = columns
+        files = self.files.setdefault(tuple(columns), set())
+        files.update(file for step in rows.steps for file in step.files)
 
-        kept = keys.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
-        self.parts.append(kept)
-
-    def views(self) -> Sequence[str]:
+    def views(self, session: SparkSession) -> Sequence[str]:
         """Return the view of all of them; none if there are no keys."""
-        if not self.parts:
+        parts = []
+        for number, (columns, files) in enumerate(self.files.items()):
+            schema = ", ".join(f"{quoted(key.staged)} {key.staged_type}" for key in columns)
+            view = f"deltaforge_seen_{number}"
+            session.read.schema(schema).parquet(*sorted(files)).createOrReplaceTempView(view)
+            values = ", ".join(f"{key.value('s')} AS {quoted(key.name)}" for key in columns)
+            parts.append(f"SELECT {values} FROM {view} AS s")
+        if not parts:
             return []
-        reduce(lambda left, right: left.union(right), self.parts).createOrReplaceTempView(
-            "deltaforge_seen"
-        )
+        session.sql(" UNION ALL ".join(parts)).createOrReplaceTempView("deltaforge_seen")
         return ["deltaforge_seen"]
 
 
@@ -221,6 +225,7 @@ class LakeView:
     version: CommittedVersion = field(init=False)
     _columns: Sequence[WrittenColumn] = ()
     _keys: Sequence[str] = ()
+    _window: StagedTable | None = None
     _expected: str = ""
     _views: int = 0
 
@@ -231,6 +236,7 @@ class LakeView:
     def load(self, rows: StagedTable) -> None:
         """Apply the rows of a window; see `ComparedView.load`."""
         self._apply(rows)
+        self._window = rows
         self._expect(
             f"SELECT * EXCEPT (df_window), df_is_current AS df_window FROM {self._expected}"
         )
@@ -241,12 +247,9 @@ class LakeView:
 
     def differences(self) -> ComparedRows:
         """Compare the rows with the keys of the window; see `ComparedView.differences`."""
+        assert self._window is not None
         keys = [column for column in self._columns if column.name in self._keys]
-        self.comparer.seen.columns = keys
-        names = ", ".join(quoted(name) for name in self._keys)
-        self.comparer.seen.add(
-            self._session.sql(f"SELECT {names} FROM {self._expected} WHERE df_window")
-        )
+        self.comparer.seen.add(keys, self._window)
         comparison, compared = self._compared()
         count = self._rows(comparison.counts(compared))[0]
         kinds = {kind: count[kind] for kind in _KINDS if count[kind]}
@@ -379,7 +382,9 @@ class LakeView:
             self._expect(_nothing(self._columns))
         comparison = WindowComparison(self._expected, self._alive(), self._columns, self._keys)
         query = (
-            comparison.extra_keys(seen.views()) if self._keys else "SELECT * FROM deltaforge_alive"
+            comparison.extra_keys(seen.views(self._session))
+            if self._keys
+            else "SELECT * FROM deltaforge_alive"
         )
         self._session.sql(query).createOrReplaceTempView("deltaforge_extra")
         return "deltaforge_extra"

@@ -45,6 +45,7 @@ from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
 from deltaforge_dagster.sinks.registry import LakeSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sinks.tables.comparer import ComparedRows, ComparedView, TableComparer
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sinks.tables.staged import StagedCommit
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, SnapshotSource
@@ -278,9 +279,17 @@ class _TableComparison:
         self._marked_at = float("-inf")
         self._first: int | None = None
         self._last_read: tuple[Position, float] | None = None
+        self._kept: list[StagedCommit] = []
 
     def execute(self, prolong: Callable[[], None]) -> None:
         """Compare window after window, then search for rows that no window had."""
+        try:
+            self._compare(prolong)
+        finally:
+            for staged in self._kept:
+                staged.discard()
+
+    def _compare(self, prolong: Callable[[], None]) -> None:
         chunks = self._chunks()
         with self._snapshots.reader() as reader:
             for chunk in chunks:
@@ -344,7 +353,10 @@ class _TableComparison:
                 self._repair(lambda view: view.repair(), lambda view: view.differences(), window)
             return compared
         finally:
-            window.staged.discard()
+            if self._comparer.keeps_windows:
+                self._kept.append(window.staged)
+            else:
+                window.staged.discard()
 
     def _read(self, reader: ChunkReader, chunk: Chunk) -> SourceWindow:
         """Read a chunk of the source's table.

@@ -70,6 +70,7 @@ class ClickhouseComparer:
     destination: tuple[str, ...]
     window_rows: int = field(default=100_000, init=False)
     exact: bool = field(default=False, init=False)
+    keeps_windows: bool = field(default=False, init=False)
     keys: Sequence[str] = field(default=(), init=False)
     _client: ClickhouseClient | None = field(default=None, init=False)
 

@@ -64,6 +64,7 @@ class PostgresComparer:
 
     window_rows = _WINDOW_ROWS
     exact = True
+    keeps_windows = False
 
     def __init__(
         self, config: PostgresSinkConfig, owner: TableOwner, destination: Sequence[str]

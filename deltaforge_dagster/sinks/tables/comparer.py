@@ -146,6 +146,11 @@ class TableComparer(Protocol):
         ...
 
     @property
+    def keeps_windows(self) -> bool:
+        """Whether the files of all windows are needed until the search for extra rows."""
+        ...
+
+    @property
     def exact(self) -> bool:
         """Whether a view has all commits up to its segment, and nothing of later ones.
 
