@@ -68,7 +68,7 @@ class TableSubject:
             source has or had; nothing if there is no such table.
         folder: An empty folder for staged files.
         destination: Name of the table at the sink, as the sink's `name_of` would return it.
-        atomic: Whether readers see each commit of a table as a whole.
+        atomic: Whether readers see each commit of a table as a whole, however many steps it has.
     """
 
     make: Callable[[TableOwner], TableWriter]

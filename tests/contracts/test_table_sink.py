@@ -113,6 +113,9 @@ class TestLakeTables(TableSinkContract):
                 return []
 
         yield TableSubject(
-            lambda owner: LakeWriter(lake.sessions(), dialect, config, owner), rows, tmp_path
+            lambda owner: LakeWriter(lake.sessions(), dialect, config, owner),
+            rows,
+            tmp_path,
+            atomic=request.param == "iceberg",  # a transaction of Delta has one statement
         )
         lake.close()

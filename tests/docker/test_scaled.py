@@ -28,7 +28,12 @@ from tests.e2e.deployment import eventually
 
 __all__ = ["shop"]
 
-pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.postgres,
+    pytest.mark.redis,
+    pytest.mark.soak("faults"),
+]
 
 
 @pytest.fixture
@@ -138,7 +143,6 @@ def test_spark_standalone_with_its_journal_on_object_storage(
     assert not (tmp_path / "home" / "journal").exists()
 
 
-@pytest.mark.soak("faults")
 @pytest.mark.timeout(2400)
 def test_tables_and_objects_from_a_journal_on_object_storage(
     shop: Shop, cluster: Cluster, postgres_server: PostgresServer, tmp_path: Path

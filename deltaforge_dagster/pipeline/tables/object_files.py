@@ -274,8 +274,19 @@ class _Objects:
         return run
 
     def _finish(self, key: _Key) -> None:
-        writer = self._writers.pop(key)
-        self._files[key].path, self._files[key].added = writer.finish(), writer.added
+        name, part = key
+        file = self._files[key]
+        file.path = self._writers.pop(key).finish()
+        if part.version is not None:
+            file.added = self._added(name, part.version)
+
+    def _added(self, name: TableName, version: str | None) -> list[str]:
+        """Return the fields that rows had so far, and their table version does not have."""
+        schema = self._schemas.get((name, version))
+        if schema is None:
+            return []
+        of_source = len(self._plan.schema(name, version).columns)
+        return [column.name for column in schema.columns[of_source:]]
 
     def _add(
         self,
@@ -315,15 +326,14 @@ class _Objects:
             TableRejected: A value does not fit its type.
         """
         key = name, version
-        version_schema = self._plan.schema(name, version)
-        schema = self._schemas.get(key, version_schema)
+        schema = self._schemas.get(key) or self._plan.schema(name, version)
         after, before = rows.column("after"), _before_images(rows)
         typed = _images(name, after, schema, rows)
         old = _images(name, before, typed.schema, rows)
         if old.schema != typed.schema:
             typed = _images(name, after, old.schema, rows)
         self._schemas[key] = old.schema
-        added = {column.name for column in old.schema.columns[len(version_schema.columns) :]}
+        added = {*self._added(name, version)}
         lacking = _lacking(BEFORE, old, before, added) | _lacking(AFTER, typed, after, added)
         columns = _meta(self._plan.origin, rows)
         columns["absent"] = absent_names(lacking, rows.num_rows)
@@ -359,7 +369,6 @@ class _ObjectContent(ABC):
 
     def __init__(self, prefix: str, form: ObjectForm, unfinished: contextlib.ExitStack) -> None:
         self.memory = 0
-        self.added: list[str] = []
         self._prefix = prefix
         self._form = form
         self._unfinished = unfinished

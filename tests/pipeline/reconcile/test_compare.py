@@ -83,6 +83,7 @@ def test_damage_is_found_and_named(make_copied: MakeCopied, kind: str) -> None:
     assert "cannot be repaired: with mode history" in (past.problem or "")
 
 
+@pytest.mark.soak("reconcile")
 def test_no_false_alarm_under_load(make_copied: MakeCopied) -> None:
     """While rows come, go, change and get other keys, and the table is truncated, nothing differs; damage is found."""
     copied = make_copied("postgres", "hot", lambda shop: fill(shop, "hot", 1))

@@ -299,13 +299,13 @@ def test_fields_that_turn_up_later(
     """A field that a processor has added is a column of text of the same object, also for the rows that were written before."""
     version = register(table("id"))
     monkeypatch.setattr(object_files, "MAX_MEMORY", 0)
-    (step,) = steps(
-        stage(
-            [change("c", 1, version, after={"id": 1})],
-            [change("c", 2, version, after={"id": 2, "more": "x"})],
-            [change("u", 3, version, before={"id": 2, "most": 1}, after={"id": 2})],
-        )
+    commit = stage(
+        [change("c", 1, version, after={"id": 1})],
+        [change("c", 2, version, after={"id": 2, "more": "x"})],
+        [change("u", 3, version, before={"id": 2, "most": 1}, after={"id": 2})],
     )
+    (step,) = steps(commit)
+    assert [column.name for column in commit.tables[0].columns.columns] == ["id", "more", "most"]
     assert values(step, "after_id", "after_more", "before_most", "absent") == [
         (1, None, None, None),
         (2, "x", None, None),
