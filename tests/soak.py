@@ -24,7 +24,7 @@ SCENARIOS = {
     "snapshots": "snapshots killed at random, read again by chunks, and for sinks that join",
     "faults": "networks that cut connections for minutes, disks that are full, servers that stop and go on",
     "log": "ten minutes of load while a sink is down, and runs are killed: the primary's log stays small",
-    "reconcile": "an hour of load for each database while its copies are compared: no false alarm",
+    "reconcile": "damage of ten kinds in lake tables; an hour of load for each database while its copies are compared",
     "versions": "other versions of PostgreSQL, MySQL, MariaDB and libSQL, and sessions of Spark without a server",
     "dagster": "ranges and sinks that catch up through Dagster's daemon; what touches Dagster, on its oldest and newest release",
     "charts": "the Helm chart, rendered and compared with the schemas of Kubernetes; needs Helm or Go",
