@@ -256,4 +256,7 @@ def test_a_tick_reads_little(
     asked.read.clear()
     keys = [asset_key(NAME, asset) for asset in ("changes", "redis")]
     assert forget_events(central, keys, f"{RANGES - 100:010d}", 0.0) > 0
-    assert max(asked.read.values()) < RANGES, "the log is not read to find the newest event"
+    # Of checks there are few rows, which PostgreSQL may read as a whole whatever index they have.
+    of_log = [rows for statement, rows in asked.read.items() if "FROM event_logs" in statement]
+    assert of_log
+    assert max(of_log) < RANGES, "the log is not read to find the newest event"

@@ -398,7 +398,7 @@ class Endpoint:
                 raise ValueError
             service, database = unquote(parts[1]), parts[2] or ""
             sentinel = Sentinel(addresses, sentinel_kwargs=limits)
-            self._next = lambda: sentinel.discover_master(service)
+            self._next = partial(_master, sentinel, service)
         elif path not in {"", "0"}:
             raise ValueError
         else:
@@ -427,6 +427,16 @@ class Endpoint:
             options = {**options, "host": address[0], "port": address[1]}
         connection: redis.Connection = self._class(**options)
         return connection
+
+
+def _master(sentinel: Sentinel, service: str) -> Address:
+    """Ask the Sentinels for the address of a master; no connection to them stays open."""
+    try:
+        master: Address = sentinel.discover_master(service)
+    finally:
+        for client in sentinel.sentinels:
+            client.close()
+    return master
 
 
 def _address(text: str, port: int) -> Address:

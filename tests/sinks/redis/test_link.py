@@ -219,6 +219,9 @@ def test_sentinel_names_the_master(
         sink.close()
         with pytest.raises(SinkUnavailable, match="No master found for 'unknown'"):
             RedisSink("cache", f"{uri}/unknown/0").open()
+        with redis.Redis(port=int(uri.rpartition(":")[2])) as client:
+            left = [connected["id"] for connected in client.client_list()]
+            assert left == [str(client.client_id())], "only this one is connected to the Sentinel"
 
     assert numbers(server) == [0, 1, 2]
 
