@@ -283,7 +283,11 @@ class TablePlanner:
         return ResyncStart(wanted) if wanted else None
 
     def next_work(self, states: TableStates) -> TableWork | SuspendedTable | None:
-        """Return what is due; for a suspended table to try again, the table (`catch_up`)."""
+        """Return the next piece of work; None if nothing is due.
+
+        A suspended table that is to be tried again is returned as such: its next commit depends on
+        segments that the caller reads first, and passes to `catch_up`.
+        """
         if (start := self.resync_start(states)) is not None:
             return start
         front = states.commits.front

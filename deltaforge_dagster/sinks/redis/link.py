@@ -93,7 +93,7 @@ _NOT_TEXT = b"(not a text)"
 It is not a position, but can be replaced by one.
 """
 
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is unsent is dropped, not sent
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: the kernel drops bytes not sent yet
 
 
 class Identity(NamedTuple):

@@ -29,7 +29,7 @@ def test_what_is_counted() -> None:
 
 
 def test_values_are_shown_on_request_only() -> None:
-    """The first rows that differ have key and values."""
+    """Only then a report has keys and values, those of the first rows that differ."""
     shown = report(*[CHANGED] * (MOST_SHOWN + 1))
 
     assert "shown" not in shown.to_json(values=False)

@@ -39,7 +39,7 @@ _HANDSHAKE_SECONDS = 10.0
 
 
 class SlotReader:
-    """The reader of one slot.
+    """Reads the changes of one replication slot.
 
     Args:
         server: The server.
