@@ -160,7 +160,7 @@ lock: venv  ## Write requirements.lock and the image's part of it anew from pypr
 	$(RUN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet uv
 	build/lock/bin/$(LOCK) --extra lab --extra s3 --group dev --output-file requirements.lock $(ARGS)
-	build/lock/bin/$(LOCK) --extra s3 --group build --constraint requirements.lock --no-annotate \
+	build/lock/bin/$(LOCK) --extra s3 --extra k8s --group build --constraint requirements.lock --no-annotate \
 		--output-file docker/requirements.lock
 
 .PHONY: docs

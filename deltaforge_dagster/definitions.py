@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from deltaforge_dagster.assets.lake_tables import lake_table_specs, writes_tables
+from deltaforge_dagster.assets.lake_tables import known_tables, lake_table_specs
 from deltaforge_dagster.assets.maintenance import (
     build_maintenance_asset,
     build_maintenance_job,
@@ -36,15 +37,19 @@ from deltaforge_dagster.resources.platform import (
     Platform,
     former_pipelines,
     installed_pipelines,
-    lake_tables,
 )
 from deltaforge_dagster.sensors.every_tick import TickCache
 from deltaforge_dagster.sensors.files import build_files_sensor
-from deltaforge_dagster.sensors.live import build_schedule, build_sensor
-from deltaforge_dagster.sensors.retention import build_retention
-from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
-from deltaforge_dagster.sensors.tick import WatchRoom
-from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.sensors.live import (
+    build_retention,
+    build_schedule,
+    build_sensor,
+    build_snapshot_sensor,
+)
+from deltaforge_dagster.sensors.watch_room import WatchRoom
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.store import StateStore
 
 
 def build_definitions(
@@ -95,9 +100,7 @@ def compose(
     former = former_pipelines(platform.settings, pipelines)
     shown: list[LoadedPipeline | FormerPipeline] = [*valid, *former]
     runnable = [*valid, *(broken.loaded for broken in former)]
-    tables = lake_tables(
-        platform.settings, [pipeline.name for pipeline in runnable if writes_tables(pipeline)]
-    )
+    tables = known_tables(platform.settings, runnable)
     cache = TickCache(platform)
     room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []

@@ -340,12 +340,16 @@ FAULTS = (
         "publish-order",
         "order of two writes",
         "deltaforge_dagster/assets/publish.py",
-        "        if not _is_recorded(instance, pipeline, publication):\n"
+        "        if not wanted(publication):\n"
+        "            store.pipelines.note_since(pipeline, UNREPORTED)\n"
+        "        elif not _is_recorded(instance, pipeline, publication):\n"
         "            emit(materialization(pipeline, publication, journal))\n"
         "            written += 1\n"
         "        store.ranges.mark_published(pipeline, publication.range, publication.asset)\n",
         "        store.ranges.mark_published(pipeline, publication.range, publication.asset)\n"
-        "        if not _is_recorded(instance, pipeline, publication):\n"
+        "        if not wanted(publication):\n"
+        "            store.pipelines.note_since(pipeline, UNREPORTED)\n"
+        "        elif not _is_recorded(instance, pipeline, publication):\n"
         "            emit(materialization(pipeline, publication, journal))\n"
         "            written += 1\n",
         ("tests/assets/test_publish.py",),

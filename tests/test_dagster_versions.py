@@ -17,7 +17,17 @@ import pytest
 pytestmark = [pytest.mark.soak("dagster"), pytest.mark.timeout(4 * 3600)]
 
 ROOT = Path(__file__).parents[1]
-SUITES = ("assets", "cli", "e2e", "examples", "installation", "journeys", "resources", "sensors")
+SUITES = (
+    "assets",
+    "cli",
+    "e2e",
+    "examples",
+    "installation",
+    "journeys",
+    "project",
+    "resources",
+    "sensors",
+)
 CORE = ("dagster", "dagster-graphql", "dagster-pipes", "dagster-shared", "dagster-webserver")
 OLDEST = "4"  # 1.13.3 refuses to depend on an asset with a dot in its key
 LIBRARIES = ("dagster-postgres", "dagster-pyspark", "dagster-spark")

@@ -257,6 +257,11 @@ class _CurrentState:
             families.SINK_LAG: self._sink_lag,
             families.LAST_CHECKPOINT_TS: self._last_checkpoint,
             families.CHECKPOINT_LAG: self._checkpoint_lag,
+            families.TABLE_VERIFIED: lambda: {
+                (name, proof.sink, proof.table): proof.verified_at
+                for name in self._rows
+                for proof in store.reconciliations.proofs(name)
+            },
             families.DLQ_ENTRIES: lambda: {
                 (name,): depth.entries for name, depth in self._depths.items()
             },

@@ -1,7 +1,8 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
 During a run, each tick of the sensor also reports when a sink begins to fail or has everything
-again, and when changes are held or cannot be delivered.
+again, and when changes are held or cannot be delivered; and every quarter of an hour what only the
+costly checks find.
 
 - `source`: source and state store can be queried and changes are captured; each tick reports it as
   well.
@@ -19,7 +20,8 @@ again, and when changes are held or cannot be delivered.
   tables. Both only warn.
 
 They are `check_specs` of the pipeline's asset, and the run logs their results itself, since Dagster
-skips a separate check step if an asset yields nothing.
+skips a separate check step if an asset yields nothing. Definitions import this module for the
+specs; so what only an evaluation needs is imported by it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -37,13 +40,13 @@ from deltaforge_dagster.config.sensing import is_off
 from deltaforge_dagster.errors import and_run
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, facts
-from deltaforge_dagster.pipeline.health.health import HealthProblem, health
-from deltaforge_dagster.pipeline.health.undelivered import saturation
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HoldRow, RangeRow
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.pipeline.health.health import HealthProblem
+    from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
 """How many of the newest ranges `agreement` compares; earlier evaluations compared older ones."""
@@ -119,19 +122,30 @@ def evaluate(
         source_error: Why the source could not be read, None if it could.
         findings: The result of the preflight check of the source's server.
     """
-    changes = asset_key(loaded.name, CHANGES)
-    ranges = store.ranges.read(loaded.name)
-    gap = _gap(ranges)
-    yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
-    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    from deltaforge_dagster.pipeline.health.health import HealthProblem, health  # noqa: PLC0415
+
+    yield from costly(instance, store, loaded, findings)
     yield from kept_back(store, loaded)
     problem = health(store, loaded).uncaptured
     if source_error is not None:
         problem = HealthProblem("source", "error", source_error)
     yield source_evaluation(loaded.name, problem)
-    yield _preflight(changes, findings)
     yield from delivered(store, loaded)
     yield from freshness(store, loaded)
+
+
+def costly(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    findings: Sequence[Finding],
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the results of the checks that read too much to be evaluated by every tick."""
+    changes = asset_key(loaded.name, CHANGES)
+    ranges = store.ranges.read(loaded.name)
+    yield _evaluation(changes, "contiguity", _gap(ranges), {"ranges": len(ranges)})
+    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield _preflight(changes, findings)
     yield from sensing_checks(store, loaded)
 
 
@@ -159,6 +173,8 @@ def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
 
 
 def _on_hold(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
+    from deltaforge_dagster.state.holds import SCHEMA  # noqa: PLC0415 - see the module
+
     kept = [hold for hold in holds if hold.state != "journaled"]
     remedy = f"; once that is fixed: deltaforge hold release {pipeline} {{}}"
     lines = [
@@ -173,6 +189,8 @@ def _on_hold(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.As
 def _dead_letters(
     key: dg.AssetKey, store: StateStore, loaded: LoadedPipeline
 ) -> dg.AssetCheckEvaluation:
+    from deltaforge_dagster.pipeline.health.undelivered import saturation  # noqa: PLC0415
+
     depth = store.dead_letters.depth(loaded.name)
     full = saturation(depth, loaded.spec.spec.journal.dlq.max_entries)
     age = 0 if depth.oldest is None else round(store.now() - depth.oldest)
@@ -296,12 +314,17 @@ def _gap(ranges: Sequence[RangeRow]) -> str | None:
 
 
 def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
+    from deltaforge_dagster.state.since import UNREPORTED  # noqa: PLC0415 - see the module
+
     ranges = store.ranges.read(pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True)
     if not ranges:
         return None
     by_number = {row.range: row for row in ranges}
+    unreported = store.pipelines.since(pipeline, UNREPORTED) or 0.0
     for number, asset in sorted(store.ranges.published(pipeline, min(by_number), max(by_number))):
         event = recorded(instance, pipeline, asset, number)
+        if event is None and (by_number[number].closed_at or 0.0) <= unreported:
+            continue
         if event is None:
             return f"range {number} of {asset} is published, but Dagster has no record of it"
         expected = facts(by_number[number])

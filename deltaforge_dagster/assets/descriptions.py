@@ -7,8 +7,9 @@ file.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -35,7 +36,9 @@ from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.specs import CodeParts
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
-from deltaforge_dagster.state.table_commits import TableWrite
+
+if TYPE_CHECKING:
+    pass
 
 
 def asset_specs(loaded: LoadedPipeline, parts: CodeParts) -> list[dg.AssetSpec]:
@@ -76,26 +79,39 @@ def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
 
 
 def lake_table_spec(
-    loaded: LoadedPipeline, sink: SinkBlock, table: TableWrite, columns: dg.TableSchema
+    loaded: LoadedPipeline,
+    sink: SinkBlock,
+    table: tuple[str, str],
+    destination: Sequence[str] | None,
+    columns: dg.TableSchema | None,
 ) -> dg.AssetSpec:
-    """Return the spec of a table that a sink has written."""
+    """Return the spec of a table of a sink; its name and columns are known once it is written.
+
+    Args:
+        loaded: The pipeline.
+        sink: The sink.
+        table: Schema and name of the source's table.
+        destination: Name of the sink's table, if it is known.
+        columns: Its columns, if they are known.
+    """
     config, kind = sink.config, sink_types()[sink.type]
-    name, source = ".".join(table.destination), ".".join(table.source)
+    name, source = ".".join(destination or ()), ".".join(table)
+    named = f"Table `{name}`, " if name else "Table "
+    metadata = {"dagster/column_schema": columns, "dagster/table_name": name}
     return _shown(
-        lake_table_asset(loaded.name, config.id, table.source),
+        lake_table_asset(loaded.name, config.id, table),
         deps=[
             asset_key(loaded.name, config.id),
-            source_table_key(loaded.name, loaded.spec.spec.source.config.id, table.source),
+            source_table_key(loaded.name, loaded.spec.spec.source.config.id, table),
         ],
         description=(
-            f"Table `{name}`, in which sink {config.id} keeps `{source}`. Each commit that reaches "
+            f"{named}in which sink {config.id} keeps `{source}`. Each commit that reaches "
             "it is a materialization, whose data version is the position that the table has."
         ),
         kinds={kind.dagster_kind()},
         **_everywhere(loaded, config.id),
         metadata={
-            "dagster/column_schema": columns,
-            "dagster/table_name": name,
+            **{name: value for name, value in metadata.items() if value},
             "source": source,
             **kind.metadata(config),
         },

@@ -14,6 +14,7 @@ import dagster as dg
 from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.assets.chunks import SnapshotBeside
 from deltaforge_dagster.assets.names import (
+    CODE_TAG,
     COMMAND,
     OUTCOME_METADATA,
     REASON_TAG,
@@ -68,7 +69,8 @@ def _run_live(
 ) -> None:
     observer = RunObserver(context, run_context, loaded)
     beside = None
-    if context.run.tags.get(REASON_TAG) == COMMAND:
+    of_command = context.run.tags.get(REASON_TAG) == COMMAND
+    if of_command:
         beside = SnapshotBeside(context, loaded, run_context)
     run = LiveRun(
         loaded,
@@ -78,6 +80,7 @@ def _run_live(
             observer,
             until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
             awaits=lambda: beside is not None and beside.works,
+            code=context.run.tags.get(CODE_TAG),
         ),
     )
     try:
@@ -86,13 +89,33 @@ def _run_live(
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         if run.interrupted is not None:
             _report(context, loaded, run.interrupted)
-        raise
+        if of_command or _is_canceled(context):
+            raise
+        # A launcher evicts the run, and nothing has failed: its range is closed, its lease free.
+        context.log.info("asked to end: the next run continues, and evaluates the checks")
+        return
     finally:
         if beside is not None:
             beside.end()
     if not outcome.had_lease:
         context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
         return
+    _report_end(context, loaded, run_context, outcome)
+    problem = failure_of(outcome)
+    if problem is None and beside is not None and beside.error is not None:
+        problem = f"the snapshot could not be read: {beside.error}"
+    if problem is not None:
+        run_context.store.metrics.count(loaded.name, run_failure("failed"))
+        raise dg.Failure(problem, allow_retries=False)
+
+
+def _report_end(
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    run_context: RunContext,
+    outcome: RunOutcome,
+) -> None:
+    """Report what a run did, and the results of all checks."""
     _report(context, loaded, outcome)
     try:
         for evaluation in _evaluations(context, loaded, run_context, outcome.capture_error):
@@ -100,12 +123,12 @@ def _run_live(
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         # All work is done and recorded, so the run must not count as interrupted.
         context.log.info("asked to end: the next run evaluates the checks")
-    problem = failure_of(outcome)
-    if problem is None and beside is not None and beside.error is not None:
-        problem = f"the snapshot could not be read: {beside.error}"
-    if problem is not None:
-        run_context.store.metrics.count(loaded.name, run_failure("failed"))
-        raise dg.Failure(problem, allow_retries=False)
+
+
+def _is_canceled(context: dg.AssetExecutionContext) -> bool:
+    """Return whether somebody has terminated the run in Dagster, which then records it so."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return run is not None and run.status is dg.DagsterRunStatus.CANCELING
 
 
 def _report(context: dg.AssetExecutionContext, loaded: LoadedPipeline, outcome: RunOutcome) -> None:
@@ -174,6 +197,7 @@ def failure_of(outcome: RunOutcome) -> str | None:
         "stopped",
         "pipeline file changed",
         "pipeline file removed",
+        "code changed",
     }
     if outcome.capture_error is not None and not asked:
         return f"capture failed: {outcome.capture_error}"

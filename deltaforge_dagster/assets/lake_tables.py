@@ -2,7 +2,8 @@
 
 Spark writes the tables, so Dagster cannot materialize them; a run or a tick reports the commits
 that have reached a table (`publish_writes`). A table may get a commit every second, so the commits
-of a minute are one event. The data version is the position that the table has reached, so that
+of a minute are one event: a materialization, or an observation if `engine.dagster.events` says so,
+on which nothing waits. The data version is the position that the table has reached, so that
 assets which depend on a table can be materialized whenever it has new data. Its rows come from a
 table of the source, which is an asset as well.
 
@@ -11,15 +12,18 @@ source's column of the same name, unless a rule or a processor makes something e
 is no lineage of columns that a rule masks or a processor computes, and none at all behind a
 processor whose effect on rows is not known from the pipeline file, such as a script.
 
-Dagster shows a new table once it loads the definitions again.
+Dagster shows a table that the pipeline file names from the first load on, and one that matches a
+pattern once definitions are loaded after its first change. No load connects to the source.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -27,16 +31,21 @@ from deltaforge_dagster.assets.descriptions import lake_table_spec, source_table
 from deltaforge_dagster.assets.maintenance import maintained_sinks
 from deltaforge_dagster.assets.names import lake_table_key, maintenance_key, source_table_key
 from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.config.model import Spec
 from deltaforge_dagster.config.processors import FilterProcessor, SqlProcessor
-from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.config.sinks import SinkBlock
+from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured
+from deltaforge_dagster.resources.platform import AnySettings, existing_store
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
-from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_dagster.sources.registry import parse_position, source_types
 from deltaforge_dagster.sources.rows.columns import MASK, ColumnRules
-from deltaforge_dagster.state.schemas import TableHistory
-from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 from deltaforge_dagster.tables import TableSchema
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.schemas import TableHistory
+    from deltaforge_dagster.state.store import StateStore
+    from deltaforge_dagster.state.table_commits import StoredWrite, TableFigures, TableWrite
 
 EVENT_SECONDS = 60.0
 """At most one event of a table is written in so many seconds."""
@@ -47,38 +56,109 @@ _COLUMN_SCHEMA = "dagster/column_schema"
 _COLUMN_LINEAGE = "dagster/column_lineage"
 
 
-def writes_tables(loaded: LoadedPipeline) -> bool:
-    """Return whether a pipeline has a sink that writes tables."""
-    kinds = sink_types()
-    return any(isinstance(kinds[sink.type], TableSinkType) for sink in loaded.spec.spec.sinks)
+@dataclass(frozen=True, slots=True)
+class KnownTable:
+    """A table in which a sink keeps a table of the source, written or not.
+
+    Attributes:
+        sink: The sink.
+        source: Schema (the database if there are no schemas) and name of the source's table.
+        destination: Name of the sink's table; None before the first commit.
+        columns: Its columns; None before the first commit.
+    """
+
+    sink: str
+    source: tuple[str, str]
+    destination: Sequence[str] | None = None
+    columns: dg.TableSchema | None = None
 
 
-def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[StoredWrite]) -> list[dg.AssetSpec]:
-    """Return the specs of the tables that a pipeline's sinks have written.
+def known_tables(
+    settings: AnySettings, pipelines: Iterable[LoadedPipeline]
+) -> Mapping[str, Sequence[KnownTable]]:
+    """Return the tables of each pipeline that writes tables, as far as file and state store tell.
 
-    They include the specs of the source's tables from which the rows come.
+    While the state store cannot be read, they are those that the files name.
+    """
+    writing = [loaded for loaded in pipelines if _table_sinks(loaded)]
+    if not writing:
+        return {}
+    with suppress(DeltaforgeError), existing_store(settings) as store:
+        return {loaded.name: _known(loaded, store) for loaded in writing}
+    return {loaded.name: _known(loaded, None) for loaded in writing}
+
+
+def _known(loaded: LoadedPipeline, store: StateStore | None) -> Sequence[KnownTable]:
+    """Return the tables that are named in the file, captured, or written."""
+    sources, patterns = _captured(loaded)
+    if patterns and store is not None:
+        captured = [(Globs([schema]), Globs([table])) for schema, table in patterns]
+        histories = store.schemas.histories(loaded.name)
+        sources += [
+            (schema, version.table)
+            for version in (history.newest.table for history in histories)
+            for schema in [version.schema or version.db]
+            if any(of.match([schema]) and tables.match([version.table]) for of, tables in captured)
+        ]
+    sinks = _table_sinks(loaded)
+    known = {(sink, source): KnownTable(sink, source) for sink in sinks for source in sources}
+    for written in () if store is None else store.table_commits.tables(loaded.name):
+        sink, write = written.sink, written.write
+        if sink in sinks:
+            columns = column_schema(written)
+            known[sink, write.source] = KnownTable(sink, write.source, write.destination, columns)
+    return [known[key] for key in sorted(known)]
+
+
+def _captured(
+    loaded: LoadedPipeline,
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return schema and name of the tables that the file names, and of the patterns in it."""
+    source = loaded.spec.spec.source
+    kind = source_types()[source.type]
+    variables = [kind.table_variables(pattern) for pattern in source.config.tables] or [{}]
+    pairs = [
+        (
+            values.get("source.schema", values.get("source.db", "*")),
+            values.get("source.table", "*"),
+        )
+        for values in variables
+    ]
+    patterns = [pair for pair in pairs if any({"*", "%"} & {*name} for name in pair)]
+    return [pair for pair in pairs if pair not in patterns], patterns
+
+
+def lake_table_specs(loaded: LoadedPipeline, tables: Iterable[KnownTable]) -> list[dg.AssetSpec]:
+    """Return the specs of tables of a pipeline's sinks, and of the source's from which rows come.
 
     Args:
         loaded: The pipeline.
-        tables: The last write of each table.
+        tables: Its tables.
     """
-    kinds = sink_types()
-    sinks = {
-        sink.config.id: sink
-        for sink in loaded.spec.spec.sinks
-        if isinstance(kinds[sink.type], TableSinkType)
-    }
+    sinks = _table_sinks(loaded)
     shown = [table for table in tables if table.sink in sinks]
     return [
         *(
             source_table_spec(loaded, source)
-            for source in sorted({table.write.source for table in shown})
+            for source in sorted({table.source for table in shown})
         ),
         *(
-            lake_table_spec(loaded, sinks[table.sink], table.write, column_schema(table))
+            lake_table_spec(
+                loaded, sinks[table.sink], table.source, table.destination, table.columns
+            )
             for table in shown
         ),
     ]
+
+
+def _table_sinks(loaded: LoadedPipeline) -> Mapping[str, SinkBlock]:
+    """Return the sinks that write tables, by id."""
+    kinds = sink_types()
+    return {
+        sink.config.id: sink
+        for sink in loaded.spec.spec.sinks
+        if isinstance(kinds[sink.type], TableSinkType)
+    }
 
 
 def column_schema(stored: StoredWrite) -> dg.TableSchema:
@@ -90,7 +170,7 @@ def publish_writes(
     instance: dg.DagsterInstance,
     store: StateStore,
     loaded: LoadedPipeline,
-    emit: Callable[[dg.AssetMaterialization], None],
+    emit: Callable[[dg.AssetMaterialization | dg.AssetObservation], None],
 ) -> int:
     """Report the commits to tables that are not reported yet; return how many events were written.
 
@@ -104,12 +184,13 @@ def publish_writes(
         if writes
         else {}
     )
+    observes = loaded.spec.spec.engine.dagster.events == "observations"
     unreported: defaultdict[dg.AssetKey, list[StoredWrite]] = defaultdict(list)
     for stored in writes:
         unreported[lake_table_key(loaded.name, stored.sink, stored.write.source)].append(stored)
     written = 0
     for key, commits in unreported.items():
-        newest = _newest_event(instance, key)
+        newest = _newest_event(instance, key, observes=observes)
         reported = 0 if newest is None else _reported(newest, commits)
         if reported:
             store.table_commits.mark_published(loaded.name, commits[reported - 1])
@@ -119,7 +200,8 @@ def publish_writes(
             continue
         commit = _joined(commits[reported:])
         history = histories.get(".".join(commit.write.source))
-        emit(materialization(loaded, commit, history))
+        event = materialization(loaded, commit, history)
+        emit(_observation(event) if observes else event)
         written += 1
         store.table_commits.mark_published(loaded.name, commit)
     for sink, maintenance in maintained_sinks(loaded).items():
@@ -182,8 +264,18 @@ def _figures(figures: TableFigures | None) -> dict[str, int | str]:
     return {name: count for name, count in counts.items() if count is not None}
 
 
-def _newest_event(instance: dg.DagsterInstance, table: dg.AssetKey) -> dg.EventLogRecord | None:
-    page = instance.fetch_materializations(table, limit=1)
+def _observation(event: dg.AssetMaterialization) -> dg.AssetObservation:
+    """Return an observation with what a materialization has."""
+    return dg.AssetObservation(
+        event.asset_key, description=event.description, metadata=event.metadata, tags=event.tags
+    )
+
+
+def _newest_event(
+    instance: dg.DagsterInstance, table: dg.AssetKey, *, observes: bool
+) -> dg.EventLogRecord | None:
+    fetch = instance.fetch_observations if observes else instance.fetch_materializations
+    page = fetch(table, limit=1)
     return page.records[0] if page.records else None
 
 
@@ -192,7 +284,7 @@ def _reported(newest: dg.EventLogRecord, commits: Sequence[StoredWrite]) -> int:
 
     These are there if a publisher was killed between the event and its mark.
     """
-    event = newest.asset_materialization
+    event = newest.asset_materialization or newest.asset_observation
     version = None if event is None else event.tags
     covered = (n for n, commit in enumerate(commits, 1) if _data_version(commit) == version)
     return next(covered, 0)

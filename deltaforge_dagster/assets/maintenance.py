@@ -22,12 +22,11 @@ from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sinks.lake.config import LakeMaintenanceConfig, LakeSinkConfig
-from deltaforge_dagster.state.table_commits import StoredWrite
 
 if TYPE_CHECKING:  # code servers load this module, but not what writes tables
     from deltaforge_dagster.pipeline.lake.maintenance import MaintainedTable, TableCondition
+    from deltaforge_dagster.state.table_commits import StoredWrite
 
 
 def maintained_sinks(loaded: LoadedPipeline) -> Mapping[str, LakeMaintenanceConfig]:
@@ -97,7 +96,7 @@ def build_maintenance_schedule(
 
 
 def observation(
-    pipeline: str, stored: StoredWrite, maintained: "MaintainedTable"
+    pipeline: str, stored: "StoredWrite", maintained: "MaintainedTable"
 ) -> dg.AssetObservation:
     """Return the event with the result of a table's maintenance."""
     metadata: dict[str, Any] = {
@@ -116,6 +115,7 @@ def _maintain(
     context: dg.AssetExecutionContext, platform: Platform, loaded: LoadedPipeline, sink: SinkBlock
 ) -> list["MaintainedTable"]:
     from deltaforge_dagster.pipeline.lake.maintenance import maintain_tables  # noqa: PLC0415
+    from deltaforge_dagster.resources.run_context import build_run_context  # noqa: PLC0415
 
     tables = []
     with platform.open() as opened:

@@ -33,6 +33,8 @@ to only show that at `changes`.
 REASON_TAG = "deltaforge/reason"
 COMMAND = "command"
 """The reason of a live run that was started by `deltaforge run`, not by a sensor."""
+CODE_TAG = "deltaforge/code"
+"""Which code has started a live run (`code_version`); the run ends once other code ticks."""
 UNTIL_TAG = "deltaforge/until"
 """`caught up` makes a live run end as soon as there is nothing more to do."""
 OUTCOME_METADATA = "outcome"

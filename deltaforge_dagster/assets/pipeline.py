@@ -27,7 +27,7 @@ asset, and never affects the others.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -51,8 +51,10 @@ from deltaforge_dagster.errors import DeltaforgeError, and_run
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline, code_parts
-from deltaforge_dagster.pipeline.health.health import Health, HealthProblem, health
 from deltaforge_dagster.resources.platform import Platform
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.pipeline.health.health import Health, HealthProblem
 
 WELL_CHECK = "well"
 
@@ -207,6 +209,8 @@ def build_health_check(pipeline: AnyPipeline, platform: Platform) -> dg.AssetChe
 
     @dg.multi_asset_check(name=f"{dagster_name(pipeline.name)}_health", specs=[spec])
     def well() -> Iterator[dg.AssetCheckResult]:
+        from deltaforge_dagster.pipeline.health.health import health  # noqa: PLC0415 - as above
+
         with platform.open() as opened:
             evaluation = health_evaluation(pipeline.name, health(opened.store, pipeline))
         yield dg.AssetCheckResult(
@@ -218,7 +222,7 @@ def build_health_check(pipeline: AnyPipeline, platform: Platform) -> dg.AssetChe
     return well
 
 
-def health_evaluation(name: str, state: Health) -> dg.AssetCheckEvaluation:
+def health_evaluation(name: str, state: "Health") -> dg.AssetCheckEvaluation:
     """Return the result of the check, with one line per problem.
 
     It is a warning if no problem is an error.
@@ -232,6 +236,6 @@ def health_evaluation(name: str, state: Health) -> dg.AssetCheckEvaluation:
     )
 
 
-def _line(problem: HealthProblem) -> str:
+def _line(problem: "HealthProblem") -> str:
     text = _COUNTED.get(problem.subject, problem.text)
     return f"{problem.severity}: {problem.subject}: {and_run(text, problem.remedy)}"

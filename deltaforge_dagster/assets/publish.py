@@ -3,7 +3,7 @@
 Both a live run, while it works (`RunObserver`), and a sensor tick call `publish`. Their events are
 reported without a run, which Dagster+ does not charge for; they link to the run all the same. A
 run that was started for chosen partitions writes its events as its own (`materialize`), since a
-backfill counts only those.
+backfill counts only those. With `engine.dagster.events`, the others may be left out.
 
 The event is written first, its `published` row second. A call that finds an event without the row
 (a run was killed between the two) writes only the row, so that a range is published once.
@@ -15,7 +15,7 @@ the other files are in the same directory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -23,11 +23,13 @@ from deltaforge_dagster.assets.lake_tables import publish_writes
 from deltaforge_dagster.assets.names import asset_key, partition_key, partitions_name
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES, Publication, Value, pending
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.journal.files import Journal
+    from deltaforge_dagster.pipeline.run_context import RunContext
+    from deltaforge_dagster.state.store import StateStore
 
 Emit = Callable[[dg.AssetMaterialization], None]
 _CODE_VERSION = "dagster/code_version"
@@ -37,13 +39,27 @@ _INPUT_EVENT = "dagster/input_event_pointer"
 
 
 def publish(
-    instance: dg.DagsterInstance, store: StateStore, pipeline: str, emit: Emit, journal: Journal
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    pipeline: str,
+    emit: Emit,
+    journal: Journal,
+    *,
+    wanted: Callable[[Publication], bool] = lambda _: True,
 ) -> int:
-    """Publish everything due, in range order; return how many materializations were written."""
+    """Publish everything due, in range order; return how many materializations were written.
+
+    What is not wanted counts as published without one.
+    """
+    # Definitions import this module, and need no database.
+    from deltaforge_dagster.state.since import UNREPORTED  # noqa: PLC0415
+
     written = 0
     for publication in pending(store, pipeline):
         add_partition(instance, pipeline, publication.range)
-        if not _is_recorded(instance, pipeline, publication):
+        if not wanted(publication):
+            store.pipelines.note_since(pipeline, UNREPORTED)
+        elif not _is_recorded(instance, pipeline, publication):
             emit(materialization(pipeline, publication, journal))
             written += 1
         store.ranges.mark_published(pipeline, publication.range, publication.asset)
@@ -148,21 +164,31 @@ class RunObserver:
         self._context = context
         self._run_context = run_context
         self._loaded = loaded
-        self._chosen = {
-            (asset_key(loaded.name, asset), partition_key(number)) for asset, number in chosen
+        self._chosen = set(chosen)
+        self._chosen_keys = {
+            (asset_key(loaded.name, asset), partition_key(number)) for asset, number in self._chosen
         }
 
     def range_opened(self, number: int) -> None:
         """Add the range as a partition."""
         add_partition(self._context.instance, self._loaded.name, number)
-        self._context.log.info("range %s opened", number)
 
     def publish(self) -> None:
         """Publish the ranges, table versions and commits to tables that are due."""
         instance, run_context = self._context.instance, self._run_context
         name = self._loaded.name
         report = instance.report_runless_asset_event
-        publish(instance, run_context.store, name, self._emit, run_context.journal)
+        publish(
+            instance,
+            run_context.store,
+            name,
+            self._emit,
+            run_context.journal,
+            wanted=lambda publication: (
+                self._loaded.spec.spec.engine.dagster.reports_ranges
+                or (publication.asset, publication.range) in self._chosen
+            ),
+        )
         publish_versions(instance, run_context.store, name, report)
         publish_writes(instance, run_context.store, self._loaded, report)
 
@@ -171,7 +197,7 @@ class RunObserver:
         self._context.log.warning(message)
 
     def _emit(self, event: dg.AssetMaterialization) -> None:
-        if (event.asset_key, event.partition) in self._chosen:
+        if (event.asset_key, event.partition) in self._chosen_keys:
             self._context.log_event(event)
         else:
             self._context.instance.report_runless_asset_event(event)

@@ -6,7 +6,7 @@ waits for approval (`engine.schemas.on_schema_change: pause_table`).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -21,10 +21,12 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.schemas.views import SchemaDifference, changes_of, waiting_tables
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.pipeline.schemas.views import SchemaDifference
+    from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
+    from deltaforge_dagster.state.store import StateStore
 
 _SEQUENCE = "sequence"
 _DATA_VERSION = "dagster/data_version"
@@ -54,7 +56,7 @@ def build_schemas_asset(loaded: LoadedPipeline, platform: Platform) -> dg.Assets
 
 def publish_versions(
     instance: dg.DagsterInstance,
-    store: StateStore,
+    store: "StateStore",
     pipeline: str,
     emit: Callable[[dg.AssetMaterialization], None],
 ) -> int:
@@ -75,7 +77,7 @@ def publish_versions(
 
 
 def materialization(
-    pipeline: str, history: TableHistory, version: SchemaVersion, approved: int | None = None
+    pipeline: str, history: "TableHistory", version: "SchemaVersion", approved: int | None = None
 ) -> dg.AssetMaterialization:
     """Return the event of a table's version.
 
@@ -85,6 +87,8 @@ def materialization(
         version: The version.
         approved: How many waiting changes were released if it was approved just now, else None.
     """
+    from deltaforge_dagster.pipeline.schemas.views import changes_of  # noqa: PLC0415 - see below
+
     table, stamp = version.table, version.stamp
     changes = changes_of(history, version)
     metadata: dict[str, Any] = {
@@ -112,7 +116,7 @@ def materialization(
     )
 
 
-def column_schema(version: SchemaVersion, changes: list[SchemaDifference]) -> dg.TableSchema:
+def column_schema(version: "SchemaVersion", changes: "list[SchemaDifference]") -> dg.TableSchema:
     """Return the columns of a version as Dagster's column schema, with what it changed in each."""
     # In words, because Dagster renders a description as Markdown, where a `+` begins a list.
     notes = {
@@ -138,8 +142,11 @@ def column_schema(version: SchemaVersion, changes: list[SchemaDifference]) -> dg
     )
 
 
-def _approve(context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
+def _approve(context: dg.AssetExecutionContext, store: "StateStore", pipeline: str) -> None:
     """Approve the chosen tables, and log a materialization of their current versions."""
+    # Imported here, because every load of a code location pays for what definitions import.
+    from deltaforge_dagster.pipeline.schemas.views import waiting_tables  # noqa: PLC0415
+
     if not (context.has_partition_key or context.has_partition_key_range):
         raise NotAllowed(f"{pipeline}: choose the tables whose newest form to approve")
     waiting = set(waiting_tables(store, pipeline))
@@ -156,7 +163,7 @@ def _approve(context: dg.AssetExecutionContext, store: StateStore, pipeline: str
 
 
 def _is_recorded(
-    instance: dg.DagsterInstance, pipeline: str, partition: str, version: SchemaVersion
+    instance: dg.DagsterInstance, pipeline: str, partition: str, version: "SchemaVersion"
 ) -> bool:
     page = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=schemas_key(pipeline), asset_partitions=[partition]),

@@ -43,10 +43,15 @@ MIB, GIB = 1 << 20, 1 << 30
 class RunLimits(Block):
     """How long a run lives, and how it holds its lease."""
 
-    max_seconds: Seconds = 900.0
-    """A run ends after this time, and the next one continues."""
+    max_seconds: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = 900.0
+    """A run ends after this time, at most a day, and the next one continues. With 0 a run is
+    resident: it ends neither after a time nor when it is idle, but when its file, the version of
+    our code or the image changes, or on request ([latency](latency.md#resident-runs)).
+    """
     idle_seconds: Seconds = 30.0
-    """A run ends when for this long nothing was captured and no sink made progress."""
+    """A run ends when for this long nothing was captured and no sink made progress. A run fails
+    when for this long the source could not be read or the journal not be written.
+    """
     lease_seconds: Seconds = 30.0
     """How long the right to work on the pipeline lasts without renewal: the time until another run
     may take over from one that died.
@@ -62,6 +67,11 @@ class RunLimits(Block):
                 "lose the lease)"
             )
         return self
+
+    @property
+    def resident(self) -> bool:
+        """Whether a run that captures ends only on request, or when what it runs has changed."""
+        return self.max_seconds == 0
 
 
 class RangeLimits(Block):
@@ -195,8 +205,20 @@ class DagsterOptions(Block):
     """Asset group in the UI, of letters, digits and `_`; by default each pipeline has its own
     group.
     """
+    events: Literal["ranges", "tables", "observations"] = "ranges"
+    """What live runs and ticks report of changes that were captured and delivered: `ranges`, a
+    materialization of each range for `changes` and each sink, and of each table of a sink;
+    `tables`, those of tables only; or `observations`, no materializations, but observations of
+    tables. A *Materialize* reports what was chosen in any case
+    ([how many events](ui.md#events-and-what-they-cost)).
+    """
     freshness: Freshness = Freshness()
     """When a sink counts as late."""
+
+    @property
+    def reports_ranges(self) -> bool:
+        """Whether ranges are reported, and whatever else is only plotted."""
+        return self.events == "ranges"
 
     @field_validator("schedule")
     @classmethod

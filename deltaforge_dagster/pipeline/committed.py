@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.positions import Position
@@ -29,7 +29,9 @@ from deltaforge_dagster.state.records import (
     PipelineRow,
     SegmentRow,
 )
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.store import StateStore
 
 
 def counted_sinks(spec: PipelineSpec) -> list[str]:

@@ -122,12 +122,15 @@ class RunOptions:
             captured and delivered (or its sinks are failing), instead of waiting for more.
         awaits: Returns whether other work, such as reading a snapshot, will still produce changes
             for this run. Until then the run does not end by itself, unless capture fails.
+        code: Which code has started the run (`PipelineRepository.code`); the run ends once other
+            code ticks. None for a run of a command, which no tick has started.
     """
 
     run_id: str
     observer: Observer
     until_caught_up: bool = False
     awaits: Callable[[], bool] = lambda: False
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

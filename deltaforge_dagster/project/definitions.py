@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import SettingsError, SpecError
 if TYPE_CHECKING:  # see the package: projects that do not use this must not pay for it
     from deltaforge_dagster.config.file.load import BrokenPipeline
     from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
-    from deltaforge_dagster.sensors.tick import WatchRoom
+    from deltaforge_dagster.sensors.watch_room import WatchRoom
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def definitions_of(
 @cache
 def _watch_room() -> WatchRoom:
     """Return what all pipelines of this process share, whichever component has them."""
-    from deltaforge_dagster.sensors.tick import WatchRoom  # noqa: PLC0415
+    from deltaforge_dagster.sensors.watch_room import WatchRoom  # noqa: PLC0415
 
     return WatchRoom()
 

@@ -4,28 +4,38 @@
 UI shows the configuration of configurable resources, and the state URL may contain a password.
 
 The functions about pipelines also answer while the state store cannot be read.
+
+Definitions import this module, which a code location pays for with each load. What it opens is
+imported when it is opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distributions, requires
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError, SpecError
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed, united
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline, former_pipeline
-from deltaforge_dagster.pipeline.run.live import interrupted_afterwards
+from deltaforge_dagster.pipeline.interrupts import interrupted_afterwards
 from deltaforge_dagster.sinks.registry import ObjectSinkType, TableSinkType, sink_types
-from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.registry import SourceContext, source_types
-from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.table_commits import StoredWrite
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.journal.files import Journal
+    from deltaforge_dagster.sources.base import Source
+    from deltaforge_dagster.state.store import StateStore
+
+PACKAGE = "deltaforge-dagster"
+"""What this package is installed as."""
 
 UNREADABLE = "pipelines-of-the-state-store"
 """Name of the placeholder for the pipelines in the state store while it cannot be read."""
@@ -46,7 +56,7 @@ def existing_store(settings: AnySettings) -> Iterator[StateStore | None]:
     if url == "memory" or (file != url and not Path(file).exists()):
         yield None
         return
-    store = StateStore.open(url)
+    store = _open_store(url)
     try:
         yield store
     finally:
@@ -84,7 +94,8 @@ class Platform:
         """Open store and journal for one tick, run or command.
 
         Raises:
-            SettingsError: The state store is in memory although several processes need it.
+            SettingsError: The state store is in memory although several processes need it, or
+                packages are missing.
             StoreUnavailable: The store or the journal cannot be reached.
         """
         settings = _read(self.settings)
@@ -93,11 +104,49 @@ class Platform:
                 "DELTAFORGE_STATE_URL=memory works only for `deltaforge run`: under Dagster "
                 "several processes share the state; use sqlite:///path or postgresql://..."
             )
-        store = StateStore.open(settings.state_url)
+        store = _open_store(settings.state_url)
         try:
-            yield Opened(settings, store, Journal(settings.journal_url))
+            yield Opened(settings, store, _open_journal(settings.journal_url))
         finally:
             store.close()
+
+
+def _open_store(url: str) -> StateStore:
+    _check_packages()
+    with interrupted_afterwards():
+        from deltaforge_dagster.state.store import StateStore  # noqa: PLC0415 - see above
+    return StateStore.open(url)
+
+
+def _open_journal(url: str) -> Journal:
+    with interrupted_afterwards():
+        from deltaforge_dagster.journal.files import Journal  # noqa: PLC0415 - see above
+    return Journal(url)
+
+
+@cache
+def _check_packages() -> None:
+    """Check that the packages are installed that the work needs; definitions load without them.
+
+    Raises:
+        SettingsError: Some are missing; the message says what to install.
+    """
+    from packaging.requirements import Requirement  # noqa: PLC0415 - see above
+
+    requirements = [Requirement(text) for text in requires(PACKAGE) or ()]
+    missing = [
+        requirement
+        for requirement in requirements
+        if (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and not list(distributions(name=requirement.name))
+    ]
+    if missing:
+        names = ", ".join(requirement.name for requirement in missing)
+        needed = " ".join(f"'{requirement}'" for requirement in missing)
+        raise SettingsError(
+            f"{PACKAGE} cannot work in this environment, which lacks {names}; "
+            f"to install what is missing: pip install {needed}"
+        )
 
 
 def _read(settings: AnySettings) -> Settings:
@@ -154,18 +203,3 @@ def former_pipelines(
     except DeltaforgeError:
         return []
     return [pipeline for pipeline in former if pipeline is not None]
-
-
-def lake_tables(
-    settings: AnySettings, pipelines: Sequence[str]
-) -> Mapping[str, Sequence[StoredWrite]]:
-    """Return, by pipeline, the last write to each lake table.
-
-    While the state store cannot be read, there are none.
-    """
-    tables: dict[str, Sequence[StoredWrite]] = dict.fromkeys(pipelines, ())
-    if tables:
-        with suppress(DeltaforgeError), existing_store(settings) as store:
-            if store is not None:
-                tables |= {name: store.table_commits.tables(name) for name in pipelines}
-    return tables

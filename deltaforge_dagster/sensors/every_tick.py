@@ -1,4 +1,4 @@
-"""What every tick needs: the open installation, the pipeline as it is now, and a way to fail.
+"""What every tick needs: the open installation, and a way to fail.
 
 A code server evaluates every sensor and schedule, some of them every few seconds. Dagster opens the
 instance of a tick (`context.instance`, which resources use as well) each time and checks the
@@ -6,9 +6,6 @@ migrations of three databases; with SQLite this took more processor time of a co
 everything else. A newly opened state store also has to compile every statement again. So the ticks
 of one process share Dagster's instance, the state store and the journal (`TickCache`), as the
 webserver's threads share one instance.
-
-Definitions are only as new as the loaded code location, so a tick reads the pipeline's file or
-document again (`current`).
 
 A tick that finds a problem fails, so that it is visible in Dagster's list of ticks (`red`). The
 reason of a skipped tick is hidden behind a click, and a skipped tick looks like an idle one. A
@@ -25,16 +22,10 @@ from contextlib import ExitStack, contextmanager
 
 import dagster as dg
 
-from deltaforge_dagster.assets.checks import source_evaluation
-from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.dagster_private import InstanceRef
-from deltaforge_dagster.pipeline.control.catalog import reread
-from deltaforge_dagster.pipeline.health.health import health
-from deltaforge_dagster.pipeline.health.recorded import note_broken
 from deltaforge_dagster.resources.platform import Opened, Platform
-from deltaforge_dagster.sensors.report import report_change, report_health
-from deltaforge_dagster.state.store import StateStore
 
 NOT_WELL = "NOT WELL: "
 """The beginning of the message of a tick that has found a problem."""
@@ -87,26 +78,6 @@ class TickCache:
             if self._instance is None or self._instance[0] != ref:
                 self._instance = ref, dg.DagsterInstance.from_ref(ref)
             return self._instance[1]
-
-
-def current(
-    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
-) -> LoadedPipeline | dg.SkipReason:
-    """Return a pipeline as its file or document is now, or why no run can be started.
-
-    Problems of the file are reported in the check `source` of the pipeline's `changes`.
-    """
-    pipeline = reread(store, loaded)
-    if pipeline is None:
-        note_broken(store, loaded.name)
-        return dg.SkipReason("the pipeline was removed; reload the code location")
-    if isinstance(pipeline, BrokenPipeline):
-        note_broken(store, pipeline.name)
-        state = health(store, pipeline)
-        report_change(instance, source_evaluation(loaded.name, state.uncaptured))
-        report_health(instance, store, loaded.name, state)
-        return dg.SkipReason(f"{NOT_WELL}file: {pipeline.error}")
-    return pipeline
 
 
 def is_outdated(settings: Settings, loaded: LoadedPipeline, current: LoadedPipeline) -> bool:

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache as once
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from deltaforge_dagster.assets.lake_tables import KnownTable
 from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, without_file
-from deltaforge_dagster.pipeline.health.health import health
-from deltaforge_dagster.pipeline.health.recorded import note_broken
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.every_tick import NOT_WELL, TickCache, red
-from deltaforge_dagster.sensors.history import forget_assets
-from deltaforge_dagster.sensors.launches import LaunchWatch
-from deltaforge_dagster.sensors.report import report_health
-from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.state.table_commits import StoredWrite
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.sensors.launches import LaunchWatch
+    from deltaforge_dagster.state.store import StateStore
 
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
@@ -38,7 +38,7 @@ def build_files_sensor(
     name: str,
     pipelines: Sequence[AnyPipeline],
     installed_now: Callable[[StateStore], Sequence[AnyPipeline]],
-    tables: Mapping[str, Sequence[StoredWrite]],
+    tables: Mapping[str, Sequence[KnownTable]],
     cache: TickCache,
 ) -> dg.SensorDefinition:
     """Return the sensor of the files of pipelines.
@@ -47,12 +47,23 @@ def build_files_sensor(
         name: Its name.
         pipelines: The pipelines that the definitions were built from.
         installed_now: Returns which pipelines there are now.
-        tables: The lake tables that they have, for each pipeline that writes such tables.
+        tables: The tables that the definitions have, for each pipeline that writes tables.
         cache: The resources that ticks share.
     """
-    loaded, shown = _contents(pipelines), _table_names(tables)
-    reload, launches = _Reload(), LaunchWatch()
+    loaded = _contents(pipelines)
+    shown = {
+        _table_name(name, table.sink, table.source)
+        for name, known in tables.items()
+        for table in known
+    }
+    reload = _Reload()
     forgotten: set[str] = set()
+
+    @once
+    def launches() -> LaunchWatch:
+        from deltaforge_dagster.sensors.launches import LaunchWatch  # noqa: PLC0415 - as below
+
+        return LaunchWatch()
 
     @dg.sensor(
         name=name,
@@ -64,9 +75,19 @@ def build_files_sensor(
     def pipeline_files(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
             with cache.lend(context) as (instance, opened):
+                # See `live` for why this is imported here.
+                from deltaforge_dagster.pipeline.health.health import health  # noqa: PLC0415
+                from deltaforge_dagster.pipeline.health.recorded import note_broken  # noqa: PLC0415
+                from deltaforge_dagster.sensors.history import forget_assets  # noqa: PLC0415
+                from deltaforge_dagster.sensors.report import report_health  # noqa: PLC0415
+
                 installed = installed_now(opened.store)
-                launches.look(instance, opened.store, [pipeline.name for pipeline in installed])
-                written = {name: opened.store.table_commits.tables(name) for name in tables}
+                launches().look(instance, opened.store, [pipeline.name for pipeline in installed])
+                written = {
+                    _table_name(name, stored.sink, stored.write.source)
+                    for name in tables
+                    for stored in opened.store.table_commits.tables(name)
+                }
                 for pipeline in installed:
                     if isinstance(pipeline, BrokenPipeline):
                         note_broken(opened.store, pipeline.name)
@@ -96,7 +117,7 @@ def build_files_sensor(
             if isinstance(pipeline, BrokenPipeline)
         ]
         changes = _differences(loaded, _contents(installed))
-        if added := _table_names(written) - shown:
+        if added := written - shown:
             new = f"new tables: {', '.join(sorted(added))}"
             changes = f"{changes}; {new}" if changes else new
         if changes:
@@ -143,13 +164,9 @@ def _contents(pipelines: Sequence[AnyPipeline]) -> dict[str, AnyPipeline]:
     return {pipeline.name: pipeline for pipeline in pipelines}
 
 
-def _table_names(tables: Mapping[str, Sequence[StoredWrite]]) -> set[str]:
-    """Return the names of the assets of tables, by pipeline."""
-    return {
-        lake_table_key(name, stored.sink, stored.write.source).to_user_string()
-        for name, writes in tables.items()
-        for stored in writes
-    }
+def _table_name(pipeline: str, sink: str, source: tuple[str, str]) -> str:
+    """Return the name of the asset of a table of a sink."""
+    return lake_table_key(pipeline, sink, source).to_user_string()
 
 
 def _differences(loaded: Mapping[str, AnyPipeline], current: Mapping[str, AnyPipeline]) -> str:

@@ -20,8 +20,8 @@ import dagster as dg
 import sqlalchemy as sa
 
 from deltaforge_dagster.assets.names import keys_of
-from deltaforge_dagster.dagster_private import (
-    RUNLESS_RUN_ID,
+from deltaforge_dagster.dagster_private import RUNLESS_RUN_ID
+from deltaforge_dagster.dagster_private.storage import (
     AssetCheckExecutionsTable,
     AssetEventTagsTable,
     SqlEventLogStorage,
@@ -43,6 +43,7 @@ Dagster reads all of them at each tick to find the newest.
 """
 
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+_FORGOTTEN = (_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION.value)
 
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
@@ -113,13 +114,13 @@ def forget_events(
     Args:
         instance: The Dagster instance.
         assets: The assets; the newest event of each is kept.
-        partition: Materializations of earlier partitions, and those without a partition, are
-            deleted.
+        partition: Materializations and observations of earlier partitions, and those without a
+            partition, are deleted.
         before: Evaluations of checks before this time are deleted, except the newest one of each
             check. Of the later ones, at most `KEPT_EVALUATIONS` of each check are kept.
 
     Returns:
-        How many materializations were deleted.
+        How many materializations and observations were deleted.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -127,11 +128,12 @@ def forget_events(
     gone = 0
     for asset in (key.to_string() for key in assets):
         with storage.index_connection() as connection:
-            gone += _forget_materializations(connection, asset, partition)
+            gone += sum(_forget(connection, asset, kind, partition) for kind in _FORGOTTEN)
             _forget_evaluations(connection, asset, datetime.fromtimestamp(before, UTC))
         if isinstance(storage, SqliteEventLogStorage):  # SQLite stores them twice
             with storage.run_connection(RUNLESS_RUN_ID) as connection:
-                _forget_materializations(connection, asset, partition)
+                for kind in _FORGOTTEN:
+                    _forget(connection, asset, kind, partition)
     return gone
 
 
@@ -175,11 +177,11 @@ def _delete_events(connection: sa.Connection, where: sa.ColumnElement[bool]) -> 
     return connection.execute(sa.delete(SqlEventLogStorageTable).where(where)).rowcount
 
 
-def _forget_materializations(connection: sa.Connection, asset: str, partition: str) -> int:
+def _forget(connection: sa.Connection, asset: str, kind: str, partition: str) -> int:
     events = SqlEventLogStorageTable.c
     # With the event type PostgreSQL uses an index to find the newest; without, it may read the
     # whole log.
-    of_asset = (events.asset_key == asset) & (events.dagster_event_type == _MATERIALIZATION)
+    of_asset = (events.asset_key == asset) & (events.dagster_event_type == kind)
     newest = connection.execute(sa.select(sa.func.max(events.id)).where(of_asset)).scalar()
     if newest is None:
         return 0

@@ -1,23 +1,27 @@
-"""What starts a pipeline's runs: its sensor, or a schedule and a separate sensor for snapshots."""
+"""What Dagster loads to start a pipeline's runs and to delete old data: sensors and schedules.
+
+A pipeline has a sensor, or a schedule and a separate sensor for snapshots. What they do is imported
+with their first tick, because every load of a code location pays for what definitions import, and
+once the installation is open, which says what is not installed.
+"""
 
 from collections.abc import Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.names import dagster_name, job_name
+from deltaforge_dagster.assets.names import SharedNames, dagster_name, job_name, snapshot_job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.every_tick import (
     NOT_WELL,
     TickCache,
-    current,
     interval_seconds,
     is_outdated,
     red,
 )
-from deltaforge_dagster.sensors.snapshot import due_snapshot_run
-from deltaforge_dagster.sensors.tick import ROUND_SECONDS, WatchRoom, tick
+from deltaforge_dagster.sensors.watch_room import ROUND_SECONDS, WatchRoom
 
 
 def build_sensor(
@@ -53,7 +57,12 @@ def build_sensor(
         answers: list[dg.RunRequest | dg.SkipReason | None]
         try:
             with cache.lend(context) as (instance, opened):
-                pipeline = current(instance, opened.store, loaded)
+                from deltaforge_dagster.sensors.snapshot import due_snapshot_run  # noqa: PLC0415
+                from deltaforge_dagster.sensors.tick import current, tick  # noqa: PLC0415
+
+                origin = context.code_location_origin
+                location = None if origin is None else origin.location_name
+                pipeline = current(instance, opened.store, loaded, location)
                 if isinstance(pipeline, dg.SkipReason):
                     answers = [pipeline]
                 else:
@@ -96,6 +105,8 @@ def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.Sc
         answer: dg.RunRequest | dg.SkipReason
         try:
             with cache.lend(context) as (instance, opened):
+                from deltaforge_dagster.sensors.tick import current, tick  # noqa: PLC0415
+
                 pipeline = current(instance, opened.store, loaded)
                 if isinstance(pipeline, dg.SkipReason):
                     answer = pipeline
@@ -110,3 +121,62 @@ def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.Sc
         return answer if isinstance(answer, dg.RunRequest) else red(answer)
 
     return due
+
+
+def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.SensorDefinition:
+    """Return the sensor for the snapshots of a pipeline that has a schedule."""
+
+    @dg.sensor(
+        name=f"{dagster_name(loaded.name)}_snapshots",
+        job_name=snapshot_job_name(loaded.name),
+        minimum_interval_seconds=interval_seconds(loaded),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Starts a run that reads a snapshot of {loaded.name} when one is requested.",
+    )
+    def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        try:
+            with cache.lend(context) as (instance, opened):
+                from deltaforge_dagster.sensors.snapshot import due_snapshot_run  # noqa: PLC0415
+                from deltaforge_dagster.sensors.tick import current  # noqa: PLC0415
+
+                pipeline = current(instance, opened.store, loaded)
+                if isinstance(pipeline, dg.SkipReason):
+                    return pipeline
+                answer = due_snapshot_run(instance, opened.store, pipeline)
+                return answer or dg.SkipReason("no snapshot is requested")
+        except DeltaforgeError as error:
+            return dg.SkipReason(str(error))
+
+    return snapshots
+
+
+def build_retention(
+    pipelines: Sequence[LoadedPipeline], platform: Platform, names: SharedNames
+) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    """Return the job that deletes old, delivered data, and its hourly schedule."""
+
+    @dg.op(
+        name=f"{names.retention}_forget",  # Dagster refuses two ops of one name
+        description="Removes old, delivered segments, ranges and runs.",
+    )
+    def forget(context: dg.OpExecutionContext) -> None:
+        from deltaforge_dagster.sensors.retention import forget_old  # noqa: PLC0415
+
+        forget_old(context, platform, pipelines, names)
+
+    @dg.job(
+        name=names.retention,
+        executor_def=dg.in_process_executor,
+        description="Deletes data that every sink has and that is older than the pipeline's "
+        "retention.",
+    )
+    def retention() -> None:
+        forget()
+
+    schedule = dg.ScheduleDefinition(
+        name=f"{names.retention}_hourly",
+        job=retention,
+        cron_schedule="7 * * * *",
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    return retention, schedule

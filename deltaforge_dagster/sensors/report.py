@@ -87,12 +87,18 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
 
 
 def report_health(
-    instance: dg.DagsterInstance, store: StateStore, name: str, state: Health
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    name: str,
+    state: Health,
+    *,
+    plots: bool = True,
 ) -> None:
     """Write the health of a pipeline when it changes, and the first time.
 
     A materialization is written with the check, because otherwise the Catalog shows *Never
-    materialized*. Its figures are plotted, so one is also written every minute while they change.
+    materialized*. Its figures can be plotted: with `plots`, one is also written every minute while
+    they change.
     """
     evaluation = health_evaluation(name, state)
     shown = newest_evaluation(instance, evaluation.asset_check_key)
@@ -101,7 +107,7 @@ def report_health(
         evaluation.description,
     )
     last = _plotted.get(name)
-    if changed or last is None or last.is_old:
+    if changed or (plots and (last is None or last.is_old)):
         figures = _figures(store, name, state)
         if changed or last is None or last.figures != figures:
             metadata = {"status": state.status, **figures}

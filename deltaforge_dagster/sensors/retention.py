@@ -1,4 +1,4 @@
-"""Retention as a scheduled job: deletes old data of journal, state store and Dagster's storage."""
+"""Retention, which a scheduled job calls: deletes old data of journal, state store and Dagster."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -39,47 +39,31 @@ RUNS_PER_TURN = 500
 """How many old runs of a pipeline one execution deletes at most, so that the job stays short."""
 
 
-def build_retention(
-    pipelines: Sequence[LoadedPipeline], platform: Platform, names: SharedNames
-) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
-    """Return the job that deletes old, delivered data, and its hourly schedule."""
+def forget_old(
+    context: dg.OpExecutionContext,
+    platform: Platform,
+    pipelines: Sequence[LoadedPipeline],
+    names: SharedNames,
+) -> None:
+    """Delete what is old of each pipeline, and of what they share.
 
-    @dg.op(
-        name=f"{names.retention}_forget",  # Dagster refuses two ops of one name
-        description="Removes old, delivered segments, ranges and runs.",
-    )
-    def forget(context: dg.OpExecutionContext) -> None:
-        problems = []
-        with platform.open() as opened:
-            for loaded in pipelines:
-                try:
-                    context.log.info(_forget(context.instance, opened, loaded))
-                    opened.store.pipelines.note_since(loaded.name, RETENTION)
-                except DeltaforgeError as error:  # go on with the other pipelines
-                    problems.append(f"{loaded.name}: {error}")
-            forget_assets(context.instance, opened.store.pipelines.removed())
-        forget_ticks(context.instance, _instigators(pipelines, names))
-        week_ago = datetime.now(UTC) - timedelta(days=7)
-        delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=names.retention)
-        if problems:
-            raise dg.Failure("; ".join(problems), allow_retries=False)
-
-    @dg.job(
-        name=names.retention,
-        executor_def=dg.in_process_executor,
-        description="Deletes data that every sink has and that is older than the pipeline's "
-        "retention.",
-    )
-    def retention() -> None:
-        forget()
-
-    schedule = dg.ScheduleDefinition(
-        name=f"{names.retention}_hourly",
-        job=retention,
-        cron_schedule="7 * * * *",
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-    )
-    return retention, schedule
+    Raises:
+        dg.Failure: It could not be done for some pipelines; it was for the others.
+    """
+    problems = []
+    with platform.open() as opened:
+        for loaded in pipelines:
+            try:
+                context.log.info(_forget(context.instance, opened, loaded))
+                opened.store.pipelines.note_since(loaded.name, RETENTION)
+            except DeltaforgeError as error:  # go on with the other pipelines
+                problems.append(f"{loaded.name}: {error}")
+        forget_assets(context.instance, opened.store.pipelines.removed())
+    forget_ticks(context.instance, _instigators(pipelines, names))
+    week_ago = datetime.now(UTC) - timedelta(days=7)
+    delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=names.retention)
+    if problems:
+        raise dg.Failure("; ".join(problems), allow_retries=False)
 
 
 def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline) -> str:

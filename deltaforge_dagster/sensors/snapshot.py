@@ -17,14 +17,11 @@ from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
     REASON_TAG,
     RUN_TAG,
-    dagster_name,
     snapshot_job_name,
 )
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.snapshots.request import is_alive, living, requested_snapshot
-from deltaforge_dagster.sensors.every_tick import TickCache, current, interval_seconds
 from deltaforge_dagster.sensors.tick import UNFINISHED
 from deltaforge_dagster.state.store import StateStore
 
@@ -33,30 +30,6 @@ PAUSES_SECONDS = (5.0, 20.0, 60.0)
 
 BEGIN_SECONDS = 180.0
 """How long a run may take until it shows its first sign of life."""
-
-
-def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.SensorDefinition:
-    """Return the sensor for the snapshots of a pipeline that has a schedule."""
-
-    @dg.sensor(
-        name=f"{dagster_name(loaded.name)}_snapshots",
-        job_name=snapshot_job_name(loaded.name),
-        minimum_interval_seconds=interval_seconds(loaded),
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Starts a run that reads a snapshot of {loaded.name} when one is requested.",
-    )
-    def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        try:
-            with cache.lend(context) as (instance, opened):
-                pipeline = current(instance, opened.store, loaded)
-                if isinstance(pipeline, dg.SkipReason):
-                    return pipeline
-                answer = due_snapshot_run(instance, opened.store, pipeline)
-                return answer or dg.SkipReason("no snapshot is requested")
-        except DeltaforgeError as error:
-            return dg.SkipReason(str(error))
-
-    return snapshots
 
 
 def due_snapshot_run(

@@ -1,31 +1,31 @@
 """One tick: reports dead runs as failed and ends their tasks, publishes, and may start a run.
 
-Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source
+Both the sensor and the schedule of a pipeline call `tick`, with the pipeline as it is `current`:
+definitions are only as new as the loaded code location. A tick reads no data: it checks the source
 (`source_watch`) and reads the rest from the state store. A problem that prevents capture is shown
 as the failing check `source` of the pipeline's `changes` and in the tick's message; the next tick
 tries again. During a run, ticks also report when a sink begins to fail or has everything again
 (check `delivered`), and when changes are held or could not be delivered (checks `holds` and
-`dead_letters`).
+`dead_letters`). The checks that cost more are evaluated by a run at its end, and by ticks while a
+run goes on for longer than `EVALUATED_SECONDS`.
 
-A tick may watch the source for a while, so that a run starts as soon as there is a change. Then it
-occupies a thread of Dagster's daemon and one of the code server, which needs its threads also to
-start runs and to answer the webserver. So at most half of the threads watch at a time
-(`WatchRoom`). If there are more pipelines than that, they share the time: the more pipelines, the
-shorter each tick watches.
+Each tick records which code it belongs to, and a run that other code has started then ends. A tick
+may watch the source for a while (`watch_room`).
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from datetime import UTC, datetime
 
 import dagster as dg
 
+from deltaforge_dagster import __version__
 from deltaforge_dagster.assets.checks import (
+    costly,
     delivered,
     freshness,
     kept_back,
@@ -33,18 +33,31 @@ from deltaforge_dagster.assets.checks import (
     source_evaluation,
 )
 from deltaforge_dagster.assets.lake_tables import publish_writes
-from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
+from deltaforge_dagster.assets.names import (
+    CODE_TAG,
+    PIPELINE_TAG,
+    REASON_TAG,
+    RUN_TAG,
+    asset_key,
+    job_name,
+)
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
-from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.dagster_private import get_next_cron_tick
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
 from deltaforge_dagster.pipeline.health.health import Health, health
 from deltaforge_dagster.pipeline.health.preflight import preflight_source
-from deltaforge_dagster.pipeline.health.recorded import capture_failed, findings_of, note_tick
+from deltaforge_dagster.pipeline.health.recorded import (
+    capture_failed,
+    findings_of,
+    note_broken,
+    note_tick,
+)
 from deltaforge_dagster.pipeline.health.source_watch import inspect_source
 from deltaforge_dagster.resources.left_tasks import end_left_tasks
 from deltaforge_dagster.sensors.every_tick import NOT_WELL
@@ -54,9 +67,14 @@ from deltaforge_dagster.sensors.report import (
     report_health,
     report_turn,
 )
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
+
+_HELD_SECONDS = 30.0
+"""A code location that has not ticked for so long no longer works on its pipelines."""
 
 LOST_SECONDS = 30.0
 """A run whose lease expired this long ago is dead."""
@@ -73,14 +91,8 @@ UNFINISHED = [
 ]
 """The statuses of a run that has not ended."""
 
-ROUND_SECONDS = 5
-"""Dagster's daemon evaluates sensors every five seconds."""
-
-WATCH_SECONDS = 4.0
-"""A tick that has ended by then is over before the daemon's next round, also on a busy machine."""
-
-_TOO_SHORT = 0.2
-"""Seconds: a shorter watch is not worth the connection that it opens."""
+EVALUATED_SECONDS = 900.0
+"""How often the costly checks are evaluated while one run works."""
 
 
 def tick(
@@ -112,18 +124,22 @@ def tick(
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_active(store, loaded.name):
-        _publish(instance, store, loaded.name, journal)
+        _publish(instance, store, loaded, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
         publish_writes(instance, store, loaded, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name, outdated=outdated)
+    code = code_version()
+    if store.pipelines.code(loaded.name) != code:
+        store.pipelines.note_code(loaded.name, code)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     lease = store.leases.get(loaded.name)
     active = lease is not None and lease.active_at(store.now())
     if remaining or active:
         state = _report_source(instance, store, loaded, None)
-        holder = lease.run_id if lease and active else remaining[0].dagster_run.run_id
-        return _skip(state, f"run {str(holder)[:8]} is working on it")
+        holder = str(lease.run_id if lease and active else remaining[0].dagster_run.run_id)
+        _evaluate_in_turn(instance, store, loaded, build_source, holder)
+        return _skip(state, f"run {holder[:8]} is working on it")
     if lease is not None:
         end_left_tasks(lease)
     next_look = _next_look(store, loaded)
@@ -147,9 +163,74 @@ def tick(
             work = _find_work(store, loaded, build_source, None, next_look, changed=True)
     if isinstance(work, Work):
         return dg.RunRequest(
-            job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
+            job_name=job_name(loaded.name),
+            tags={RUN_TAG: "live", REASON_TAG: work.reason, CODE_TAG: code},
         )
     return _skip(state, work.detail if isinstance(work, NoWork) else str(work))
+
+
+def current(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    location: str | None = None,
+) -> LoadedPipeline | dg.SkipReason:
+    """Return a pipeline as its file or document is now, or why no run can be started.
+
+    Problems of the file are reported in the check `source` of the pipeline's `changes`.
+
+    Args:
+        instance: The Dagster instance.
+        store: The state store.
+        loaded: The pipeline as the definitions have it.
+        location: The code location that ticks; another one that has the pipeline, too, does nothing
+            while this one ticks. None if that is not known.
+    """
+    holder = None if location is None else _holder(store, loaded, location)
+    if holder != location:
+        return dg.SkipReason(
+            f"{NOT_WELL}{loaded.name} is in two code locations, and {holder} works on it: this one "
+            f"({location}) does nothing; remove the pipeline from one of them"
+        )
+    pipeline = reread(store, loaded)
+    if pipeline is None:
+        note_broken(store, loaded.name)
+        return dg.SkipReason("the pipeline was removed; reload the code location")
+    if isinstance(pipeline, BrokenPipeline):
+        note_broken(store, pipeline.name)
+        state = health(store, pipeline)
+        report_change(instance, source_evaluation(loaded.name, state.uncaptured))
+        report_health(instance, store, loaded.name, state)
+        return dg.SkipReason(f"{NOT_WELL}file: {pipeline.error}")
+    return pipeline
+
+
+def _holder(store: StateStore, loaded: LoadedPipeline, location: str) -> str:
+    """Return the code location that works on a pipeline: the first that ticked, while it ticks.
+
+    If the pipeline has moved to another location, that one works on it a little later.
+    """
+    seconds = max(_HELD_SECONDS, 3.0 * loaded.spec.spec.engine.dagster.sensor_interval_seconds)
+    holders = Kv(store.database, "code_location")
+    holder = (holders.get(loaded.name) or location.encode()).decode()
+    noted = _held.get((loaded.name, location))
+    if holder == location and (noted is None or time.monotonic() - noted > seconds / 3):
+        holders.put(loaded.name, location.encode(), ttl=seconds)
+        _held[loaded.name, location] = time.monotonic()
+    return holder
+
+
+_held: dict[tuple[str, str], float] = {}
+"""By pipeline and code location, when this process last noted who works on it (monotonic)."""
+
+
+def code_version() -> str:
+    """Return which code this process has: our version, and the image if Dagster's chart names it.
+
+    Other changes of a project's code are not seen.
+    """
+    image = os.environ.get("DAGSTER_CURRENT_IMAGE")
+    return __version__ if image is None else f"{__version__} in {image}"
 
 
 def _find_work(
@@ -208,7 +289,8 @@ def _report_source(
     """
     state = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, state.uncaptured))
-    report_health(instance, store, loaded.name, state)
+    plots = loaded.spec.spec.engine.dagster.reports_ranges
+    report_health(instance, store, loaded.name, state, plots=plots)
     row = store.pipelines.get(loaded.name)
     lacks = [] if row is None else [finding.text for finding in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
@@ -219,6 +301,30 @@ def _report_source(
     _preflighted[loaded.name] = lacks
     return state
 
+
+def _evaluate_in_turn(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    run_id: str,
+) -> None:
+    """Report what the costly checks find, every `EVALUATED_SECONDS` of a run."""
+    now = time.monotonic()
+    evaluated_run, evaluated_at = _evaluated.get(loaded.name, ("", now))
+    if run_id == evaluated_run and now - evaluated_at < EVALUATED_SECONDS:
+        return
+    _evaluated[loaded.name] = run_id, now
+    if run_id != evaluated_run:  # it has just begun
+        return
+    with closing(build_source()) as source:
+        findings = preflight_source(source, store, loaded)
+    for evaluation in costly(instance, store, loaded, findings):
+        report_change(instance, evaluation)
+
+
+_evaluated: dict[str, tuple[str, float]] = {}
+"""By pipeline, the run during which the costly checks were last evaluated, and when."""
 
 _preflighted: dict[str, list[str]] = {}
 """By pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
@@ -231,9 +337,10 @@ Nothing is due until this state changes.
 
 
 def _publish(
-    instance: dg.DagsterInstance, store: StateStore, pipeline: str, journal: Journal
+    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline, journal: Journal
 ) -> None:
     """Publish what is due; skip the search if neither ranges nor checkpoints have changed."""
+    pipeline = loaded.name
     row = store.pipelines.get(pipeline)
     if row is None:
         return
@@ -246,7 +353,14 @@ def _publish(
         ],
     )
     if _published.get(row.uid) != due_by:
-        publish(instance, store, pipeline, instance.report_runless_asset_event, journal)
+        publish(
+            instance,
+            store,
+            pipeline,
+            instance.report_runless_asset_event,
+            journal,
+            wanted=lambda _: loaded.spec.spec.engine.dagster.reports_ranges,
+        )
         _published[row.uid] = due_by
 
 
@@ -330,62 +444,3 @@ def _report_dead(
             instance.report_run_failed(run, f"the run's process is gone: {why}")
             ended.add(run.run_id)
     return ended
-
-
-class WatchRoom:
-    """Decides which ticks of a code server watch, and until when. Thread-safe.
-
-    Args:
-        pipelines: How many of its pipelines have a sensor.
-    """
-
-    def __init__(self, pipelines: int = 0) -> None:
-        self._pipelines = pipelines
-        self._lock = threading.Lock()
-        self._watching = 0
-
-    def admit(self, pipelines: int) -> None:
-        """Count more pipelines that have a sensor."""
-        with self._lock:
-            self._pipelines += pipelines
-
-    @contextmanager
-    def watch(
-        self, instance: dg.DagsterInstance, build_source: Callable[[], Source], began: float
-    ) -> Iterator[HeadWatch | None]:
-        """Yield a watch that has begun; None if there is no room.
-
-        Args:
-            instance: Tells how many threads the daemon has for sensors.
-            build_source: Creates the source.
-            began: When the tick began, by the monotonic clock.
-        """
-        places = places_to_watch(instance)
-        until = began + WATCH_SECONDS * min(1.0, places / self._pipelines)
-        with self._lock:
-            room = self._watching < places and until - time.monotonic() > _TOO_SHORT
-            self._watching += room
-        if not room:
-            yield None
-            return
-        try:
-            with HeadWatch(build_source, until) as watch:
-                yield watch
-        finally:
-            with self._lock:
-                self._watching -= 1
-
-
-def places_to_watch(instance: dg.DagsterInstance) -> int:
-    """Return how many ticks may watch at a time: half of the threads for sensors.
-
-    The threads are those of the daemon or of the code server, whichever has fewer. 0 if the daemon
-    evaluates one sensor after another.
-    """
-    usual = min(32, (os.cpu_count() or 1) + 4)  # default of `ThreadPoolExecutor`, which both use
-    settings = instance.get_sensor_settings()
-    if not settings.get("use_threads"):
-        return 0
-    daemon = settings.get("num_workers") or usual
-    code_server = int(os.environ.get("DAGSTER_GRPC_MAX_WORKERS") or usual)
-    return min(daemon, code_server) // 2

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding
@@ -24,6 +22,9 @@ from deltaforge_dagster.tables import (
     TableFate,
     TableSchema,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class SchemaRegistry(Protocol):

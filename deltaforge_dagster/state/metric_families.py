@@ -297,6 +297,11 @@ CHECKPOINT_FAILURE = _counter(
 CHECKPOINT_LAG = _gauge(
     "checkpoint_lag_events", "pipeline sink", "Changes in the journal that a sink lacks."
 )
+TABLE_VERIFIED = _gauge(
+    "table_verified_ts",
+    "pipeline sink table",
+    "When a table of a sink was last found equal to the source's, seconds since 1970.",
+)
 
 # Dead letters
 

@@ -61,6 +61,7 @@ from deltaforge_dagster.state.since import read_early, write_early
 from deltaforge_dagster.state.source_state import DefinitionWrites
 
 _LAUNCHES = "launches"
+_CODE = "code"
 _LOG = "log"
 _LOOKS = "looks"
 _NUMBERS = "numbers"
@@ -232,6 +233,17 @@ class PipelineRepository:
         with self._database.read() as connection:
             text = get_value(connection, _dagster(name), _LAUNCHES)
         return [] if text is None else [NotedFinding(**finding) for finding in json.loads(text)]
+
+    def note_code(self, name: str, code: str) -> None:
+        """Record which code ticks for a pipeline: its version, and the image that has it."""
+        with self._database.write() as connection:
+            put_value(connection, _dagster(name), _CODE, code.encode())
+
+    def code(self, name: str) -> str | None:
+        """Return what `note_code` last recorded; None if it never did."""
+        with self._database.read() as connection:
+            code = get_value(connection, _dagster(name), _CODE)
+        return None if code is None else code.decode()
 
     def note_source_log(
         self, name: str, seen: SourceLog, looks: Sequence[LogLook] | None = None

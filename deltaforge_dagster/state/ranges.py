@@ -19,6 +19,7 @@ from sqlalchemy import (
     RowMapping,
     and_,
     bindparam,
+    case,
     delete,
     exists,
     func,
@@ -143,6 +144,28 @@ class RangeRepository:
                 (number, order, asset) for number, order, asset in connection.execute(query)
             )
         return [(number, asset) for number, _, asset in rows]
+
+    def first_given(self, name: str) -> dict[str, int]:
+        """Return the first range that a sink was given, for each sink that lacks ranges before it.
+
+        A sink that lacks only ranges that are gone is left out.
+        """
+        query = (
+            select(
+                checkpoints.c.sink,
+                func.min(ranges.c.range),
+                func.min(case((_given_whole, ranges.c.range))),
+            )
+            .join_from(ranges, checkpoints, _same_pipeline)
+            .where(ranges.c.pipeline == name, checkpoints.c.first_segment > 1)
+            .group_by(checkpoints.c.sink)
+        )
+        with self._database.read() as connection:
+            return {
+                sink: first
+                for sink, oldest, first in connection.execute(query)
+                if first is not None and first > oldest
+            }
 
     def expire(self, name: str, numbers: Sequence[int]) -> list[int]:
         """Delete those of the ranges that have no segments left, and what was published of them.

@@ -26,6 +26,8 @@ FILE_BROKEN = "file broken"
 CAPTURE_PAUSED = "capture paused"
 WATCHED = "watched"
 """Not a condition: when Dagster was last seen working."""
+UNREPORTED = "unreported"
+"""Not a condition: when a range last counted as published although no event was to be written."""
 RETENTION = "retention"
 """Since when the retention job is awaited: its last end, or the last start of Dagster."""
 

@@ -11,6 +11,7 @@ import pytest
 from deltaforge_dagster.assets.names import RUN_TAG, job_name
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.records import EarlyConfirmation, HoldPart, SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.api.conftest import Api
@@ -39,6 +40,16 @@ def test_how_late_each_sink_is(sqlite_store: StateStore) -> None:
     found = scrape(sqlite_store)
     assert found.of("sink_lag_seconds", pipeline=NAME, sink="redis") == 0
     assert found.of("sink_lag_seconds", pipeline=NAME, sink="behind") == pytest.approx(5000, 0.1)
+
+
+def test_when_a_table_was_verified(sqlite_store: StateStore) -> None:
+    """The metric has the time of the newest proof of each table of a sink."""
+    held(sqlite_store)
+    for at in (5.0, 7.0):
+        proof = TableProof("copy", "public.items", position(1), at, 10)
+        sqlite_store.reconciliations.prove(NAME, proof)
+    found = scrape(sqlite_store)
+    assert found.of("table_verified_ts", pipeline=NAME, sink="copy", table="public.items") == 7
 
 
 def test_what_is_held_back(sqlite_store: StateStore) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import dagster as dg
@@ -16,7 +18,9 @@ from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop, shop
+from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
 
 __all__ = ["shop"]
@@ -50,6 +54,54 @@ def test_a_run_that_is_ended_among_its_checks_ends_quietly(
         assert ended.success
         logged = instance.all_logs(ended.run_id)
         assert any("asked to end" in entry.user_message for entry in logged)
+
+
+def make_resident_job() -> dg.JobDefinition:
+    """Return the same; Dagster keeps what a function has made, so each test has a function of its own."""
+    return make_job()
+
+
+@pytest.mark.soak("kills")
+def test_a_run_that_gets_a_signal_ends_in_order(
+    shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its range is closed and its lease free. A launcher that evicts it fails nothing; Terminate cancels it."""
+    file = tmp_path / "twice.yaml"
+    file.write_text(shop.pipeline("twice", run="{max_seconds: 0}", range_="{max_seconds: 600}"))
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
+    spark_server.use(tmp_path / "home", monkeypatch)
+    with (
+        dg.DagsterInstance.local_temp(str(tmp_path)) as instance,
+        closing(StateStore.open(Settings.from_env().state_url)) as store,
+    ):
+        caught_up = {RUN_TAG: "live", UNTIL_TAG: "caught up"}
+        assert make_job().execute_in_process(instance=instance, tags=caught_up).success
+
+        def status_after_signal(number: int, *, terminated: bool) -> dg.DagsterRunStatus:
+            shop.execute(f"INSERT INTO customers VALUES ({number}, 'Ada')")
+
+            def signal_it() -> None:
+                eventually(lambda: len(shop.entries("twice.customers")) == number, what="it")
+                if terminated:
+                    instance.report_run_canceling(instance.get_runs(limit=1)[0])
+                os.kill(os.getpid(), signal.SIGTERM)
+
+            sender = threading.Thread(target=signal_it, daemon=True)
+            sender.start()
+            job = dg.reconstructable(make_resident_job)
+            with dg.execute_job(job, instance=instance, tags={RUN_TAG: "live"}):
+                return instance.get_runs(limit=1)[0].status
+
+        assert status_after_signal(1, terminated=False) is dg.DagsterRunStatus.SUCCESS
+        assert status_after_signal(2, terminated=True) is dg.DagsterRunStatus.CANCELED
+        ranges = store.ranges.read("twice")
+        assert [(row.state, row.close_reason, row.rows) for row in ranges] == [
+            ("closed", "run ended", 1)
+        ] * 2
+        assert store.ranges.unpublished("twice") == []
+        lease = store.leases.get("twice")
+        assert lease is not None
+        assert not lease.active_at(store.now())
 
 
 def assert_checks_are_of_no_run(

@@ -1,6 +1,7 @@
 """Lake tables in Dagster: an asset for each, and a materialization for each commit, on which other assets can wait."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def test_an_event_without_its_mark_is_not_written_again(
     commit(sqlite_store, lease, 1, "orders")
     commit(sqlite_store, lease, 2, "orders")
 
-    def report_and_die(event: dg.AssetMaterialization) -> None:
+    def report_and_die(event: dg.AssetMaterialization | dg.AssetObservation) -> None:
         instance.report_runless_asset_event(event)
         raise KeyboardInterrupt
 
@@ -183,6 +184,44 @@ def test_an_event_without_its_mark_is_not_written_again(
     assert publish(instance, sqlite_store, loaded) == 1
     assert [event.metadata["changes"].value for event in events(instance)] == [10, 5]
     assert sqlite_store.table_commits.unpublished(NAME) == []
+
+
+def test_commits_may_be_observations(
+    sqlite_store: StateStore,
+    instance: dg.DagsterInstance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With what a materialization has, once a minute at most; one whose mark a kill has lost is not written again."""
+    path = tmp_path / "orders.yaml"
+    installation(tmp_path, "delta")
+    document = yaml.safe_load(path.read_text())
+    document["spec"]["engine"] = {"dagster": {"events": "observations"}}
+    path.write_text(yaml.safe_dump(document))
+    loaded = load_pipeline(path)
+    lease = held(sqlite_store, SINK)
+
+    def report_and_die(event: dg.AssetMaterialization | dg.AssetObservation) -> None:
+        instance.report_runless_asset_event(event)
+        raise KeyboardInterrupt
+
+    commit(sqlite_store, lease, 1, "orders")
+    with contextlib.suppress(KeyboardInterrupt):
+        publish_writes(instance, sqlite_store, loaded, report_and_die)
+    commit(sqlite_store, lease, 2, "orders")
+    commit(sqlite_store, lease, 3, "orders")
+    assert publish(instance, sqlite_store, loaded) == 0
+    assert len(sqlite_store.table_commits.unpublished(NAME)) == 2
+    monkeypatch.setattr(lake_tables, "EVENT_SECONDS", 0.0)
+    assert publish(instance, sqlite_store, loaded) == 1
+
+    assert events(instance) == []
+    found = instance.fetch_observations(KEY, limit=9, ascending=True).records
+    observed = [one.asset_observation for one in found if one.asset_observation]
+    assert [one.metadata["changes"].value for one in observed] == [5, 10]
+    assert [one.tags["dagster/data_version"] for one in observed] == [
+        f"{number}:{position(number)}" for number in (1, 3)
+    ]
 
 
 def test_a_run_reports_them_as_events_of_no_run(
@@ -304,3 +343,40 @@ def test_a_new_table_makes_dagster_reload(tmp_path: Path, instance: dg.DagsterIn
     commit(store, lease, 3, "a_b")
     assert said().startswith(f"new tables: orders/lake/public/a_b_{SINK}: press Reload")
     store.close()
+
+
+def test_captured_tables_are_assets_before_they_are_written(tmp_path: Path) -> None:
+    """Those that the file names, from the first load on; for a pattern, those that have been seen.
+
+    The source cannot be reached. A table that no pattern matches any more is not shown.
+    """
+    settings = installation(tmp_path, "delta")
+    path = tmp_path / "orders.yaml"
+    document = yaml.safe_load(path.read_text())
+    source = document["spec"]["source"]["config"]
+
+    def shown() -> set[str]:
+        path.write_text(yaml.safe_dump(document))
+        graph = build_definitions(settings).resolve_asset_graph()
+        tables = {key for key in graph.get_all_asset_keys() if key.path[1] == SINK}
+        for key in tables:
+            assert graph.get(key).parent_keys == {
+                dg.AssetKey([NAME, "sinks", SINK]),
+                dg.AssetKey([NAME, "source", "pg", key.path[2], key.path[3].removesuffix("_lake")]),
+            }
+        return {key.path[3].removesuffix(f"_{SINK}") for key in tables}
+
+    assert shown() == set()
+    source["tables"] = ["public.orders", "customers", "shop_*.orders"]
+    assert shown() == {"orders", "customers"}
+
+    with contextlib.closing(StateStore.open(settings.state_url)) as store:
+        lease = held(store, SINK)
+        with store.fenced(lease) as writer:
+            for schema in ("shop_1", "other"):
+                seen = replace(table("id", name=f"{schema}_orders"), schema=schema)
+                writer.schemas.register("acme", seen, position(1))
+        source["tables"] = ["public.customers", "shop_*.*"]
+        assert shown() == {"customers", "shop_1_orders"}
+        commit(store, lease, 1, "customers", "former")
+    assert shown() == {"customers", "shop_1_orders", "former"}

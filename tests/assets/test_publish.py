@@ -1,14 +1,18 @@
 """Tests that a range is published once, whoever publishes it and whatever was killed in between."""
 
-from __future__ import annotations
-
 import contextlib
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import pytest
 
+from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.assets.names import partitions_name
-from deltaforge_dagster.assets.publish import publish, recorded
+from deltaforge_dagster.assets.publish import RunObserver, publish, recorded
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held, new_segment, position, table
 
@@ -130,3 +134,62 @@ def test_a_range_names_the_versions_in_it(
     assert event.metadata["schema_version/public.orders"].value == "2, 3"
     fingerprints = ", ".join(one.fingerprint for one in stamps[1:])
     assert event.metadata["schema/public.orders"].value == fingerprints
+
+
+FILE = """\
+metadata: {{name: orders, tenant: acme}}
+spec:
+  source:
+    type: postgres
+    config: {{id: db, dsn: "postgres://u@localhost/d", slot: s, publication: p, tables: [t]}}
+  sinks:
+    - {{type: redis, config: {{id: cache, uri: "redis://localhost", stream: s}}}}
+  engine: {{dagster: {{events: {events}}}}}
+"""
+
+
+@pytest.mark.parametrize("events", ["tables", "observations"])
+def test_ranges_need_not_be_reported(
+    sqlite_store: StateStore, instance: dg.DagsterInstance, tmp_path: Path, events: str
+) -> None:
+    """They count as published, so they can expire, and are partitions that can be chosen; a chosen one is reported.
+
+    Dagster's records agree with the store nevertheless, but not any more once a range lacks its event that should have one.
+    """
+    path = tmp_path / "orders.yaml"
+    path.write_text(FILE.format(events=events))
+    loaded = load_pipeline(path)
+    lease = held(sqlite_store, "cache")
+    capture(sqlite_store, lease, 1)
+    capture(sqlite_store, lease, 2)
+    deliver(sqlite_store, lease, "cache", 2)
+    nothing: Any = None
+    run_context = RunContext(sqlite_store, JOURNAL, *[nothing] * 4)
+
+    @dg.asset
+    def ranges(context: dg.AssetExecutionContext) -> None:
+        RunObserver(context, run_context, loaded, [("cache", 2)]).publish()
+
+    dg.materialize([ranges], instance=instance)
+
+    assert instance.get_dynamic_partitions(partitions_name(NAME)) == ["0000000001", "0000000002"]
+    assert sqlite_store.ranges.unpublished(NAME) == []
+    reported = {
+        (asset, number)
+        for asset in ("changes", "cache")
+        for number in (1, 2)
+        if recorded(instance, NAME, asset, number) is not None
+    }
+    assert reported == {("cache", 2)}
+
+    def disagreement() -> str | None:
+        checks = evaluate(instance, sqlite_store, loaded, None, [])
+        return next(check.description for check in checks if check.check_name == "agreement")
+
+    assert disagreement() is None
+    capture(sqlite_store, lease, 3)
+    assert publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL) == 1
+    assert disagreement() is None
+    capture(sqlite_store, lease, 4)
+    sqlite_store.ranges.mark_published(NAME, 4, "changes")
+    assert disagreement() == "range 4 of changes is published, but Dagster has no record of it"

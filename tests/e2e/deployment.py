@@ -118,12 +118,15 @@ class Deployment:
         self.spawn("-m", "dagster._daemon", "run", "-m", "deltaforge_dagster.definitions")
 
     def spawn(
-        self, *arguments: str, more: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        more: Mapping[str, str] | None = None,
+        python: str | Path = sys.executable,
     ) -> subprocess.Popen[bytes]:
         """Start a Python process of the deployment in a process group of its own."""
         log = (self.folder / f"process-{len(self.processes)}.log").open("wb")
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             cwd=self.folder,
             env={**self.variables, **(more or {})},
             stdout=log,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.assets.names import partition_key
+from deltaforge_dagster.installation.java import find_java
 from deltaforge_dagster.installation.process import free_port
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.deployment import Deployment, eventually
@@ -75,6 +78,7 @@ import dagster as dg
 def report() -> None:
     pass
 """
+ROOT = Path(__file__).parents[2]
 MODULE = "shop_project.definitions"
 CHANGES, LINES = dg.AssetKey(["cdc", "orders"]), dg.AssetKey(["out", "lines"])
 
@@ -127,6 +131,38 @@ def delivered(lines: Path) -> list[int]:
         return []
     whole = lines.read_text().rpartition("\n")[0].splitlines()
     return [json.loads(line)["after"]["id"] for line in whole]
+
+
+@pytest.mark.e2e
+@pytest.mark.soak("dagster")
+@pytest.mark.timeout(3600)
+def test_the_commands_of_the_page(dsn: str, deploy: Callable[..., Deployment]) -> None:
+    """In an empty folder, as they stand in docs/dagster.md: the first row is delivered.
+
+    Only what differs by machine is replaced: the checkout, the Python, the database and the port.
+    """
+    page = (ROOT / "docs" / "dagster.md").read_text()
+    commands = page.partition("```sh\n")[2].partition("```")[0]
+    for written, here in {
+        "~/deltaforge_dagster": str(ROOT),
+        "--python 3.12": f"--python {sys.executable}",
+        "postgres://deltaforge:secret@localhost:5432/shop": dsn,
+        "dg dev": f"dg dev --port {free_port()}",
+    }.items():
+        assert written in commands
+        commands = commands.replace(written, here)
+    lines = Path("/tmp/orders.jsonl")
+    lines.unlink(missing_ok=True)
+    deployment = deploy(dagster_yaml="telemetry: {enabled: false}\n")
+    environment = {"JAVA_HOME": str(find_java()), "VIRTUAL_ENV": ""}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    deployment.spawn("-ec", commands, more=environment, python="bash")
+
+    eventually(lambda: started(deployment, "orders"), seconds=1800, what="the first tick")
+    insert(dsn, 1)
+    eventually(lambda: delivered(lines) == [1], seconds=600, what="the row")
+    lines.unlink()
 
 
 @pytest.mark.e2e

@@ -8,7 +8,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from deltaforge_dagster.assets.lake_tables import lake_table_specs, publish_writes
+from deltaforge_dagster.assets.lake_tables import KnownTable, lake_table_specs, publish_writes
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.examples.stage import Play
 
@@ -67,7 +67,7 @@ def test_orders_postgres_to_postgres(
     }
     (spec, *_) = [
         one
-        for one in lake_table_specs(loaded, example.store.table_commits.tables(loaded.name))
+        for one in lake_table_specs(loaded, [KnownTable("copy", ("public", "orders"))])
         if one.key == key
     ]
     assert spec.kinds == {"postgres"}

@@ -133,8 +133,8 @@ class Feed:
         """The pipeline's name."""
         return self.path.stem
 
-    def live_run(self, *, until_caught_up: bool = False) -> LiveRun:
-        """Return a run, not yet begun."""
+    def live_run(self, *, until_caught_up: bool = False, code: str | None = None) -> LiveRun:
+        """Return a run, not yet begun; `code` is that of the tick that has started it."""
         return LiveRun(
             self.loaded,
             warm_tools(self.opened, self.loaded),
@@ -142,6 +142,7 @@ class Feed:
                 str(uuid.uuid4()),
                 Watcher(self.store, self.name),
                 until_caught_up=until_caught_up,
+                code=code,
             ),
         )
 
@@ -154,9 +155,9 @@ class Feed:
         tools = warm_tools(self.opened, self.loaded)
         SnapshotRun(self.loaded, tools, warn=lambda _: None, progress=lambda _: None).execute()
 
-    def begin(self) -> Background:
+    def begin(self, code: str | None = None) -> Background:
         """Begin a run in a thread."""
-        self._running.append(Background(self.live_run()))
+        self._running.append(Background(self.live_run(code=code)))
         return self._running[-1]
 
     def end_all(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 from deltaforge_dagster import DeltaforgeTranslator, PipelineAsset, pipeline_definitions
 from deltaforge_dagster.errors import SettingsError, SpecError
 from tests.project.conftest import keys
+from tests.project.test_scaffolding import VARIABLES
 from tests.test_definitions import write
 
 SPEC: dict[str, Any] = {
@@ -109,6 +110,38 @@ def test_settings_are_read_when_they_are_needed(
     assert (tmp_path / "1e5" / "state.db").exists()
 
 
+HEAVY = "{'numpy', 'pyarrow', 'sqlalchemy', 'alembic', 'pyspark', 'numba', 'pandas', 'fsspec'}"
+"""Packages that take a tenth of a second or more, as a set in Python."""
+
+
+def printed(code: str) -> list[str]:
+    """Return the lines that a program prints in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+
+def test_a_pipeline_costs_its_code_location_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its source and sink are, loading it imports no package that only its runs need."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    lines = printed(
+        "import itertools, sys\n"
+        "from deltaforge_dagster import pipeline_definitions\n"
+        "from deltaforge_dagster.project.scaffolding import PipelineParams, pipeline_attributes\n"
+        "from deltaforge_dagster.sinks.registry import sink_types\n"
+        "from deltaforge_dagster.sources.registry import source_types\n"
+        "for source, sink in itertools.product(source_types(), sink_types()):\n"
+        "    params = PipelineParams(source=source, sink=sink)\n"
+        "    spec = pipeline_attributes(f'{source}_{sink}', params)\n"
+        "    defs = pipeline_definitions(spec)\n"
+        "    keys = {key.path[-1] for key in defs.resolve_all_asset_keys()}\n"
+        "    assert 'changes' in keys, (source, sink, keys)\n"
+        f"print(*sorted({HEAVY} & {{*sys.modules}}))"
+    )
+    assert lines == [""]
+
+
 def test_the_package_costs_other_projects_little() -> None:
     """Dagster imports the package, and every name that `dir` lists, in each project that has it."""
     code = (
@@ -118,11 +151,9 @@ def test_the_package_costs_other_projects_little() -> None:
         "[getattr(d, name) for name in dir(d)]\n"
         "d.PipelineComponent.get_model_cls().model_json_schema()\n"
         "print(*sorted(name for name in sys.modules if name.startswith('deltaforge_dagster.')))\n"
-        "print(*{'numpy', 'pyarrow', 'sqlalchemy', 'pyspark', 'numba'} & {*sys.modules})"
+        f"print(*{HEAVY} & {{*sys.modules}})"
     )
-    said = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+    said = printed(code)
     assert said[0].split() == [
         "deltaforge_dagster.assets",
         "deltaforge_dagster.assets.translator",

@@ -100,6 +100,7 @@ def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
             instance.report_runless_asset_event(
                 dg.AssetMaterialization(key, partition=f"{number:010d}", tags={"a": "b"})
             )
+            instance.report_runless_asset_event(dg.AssetObservation(key, tags={"a": "b"}))
             for check in ("source", "holds"):
                 evaluation = dg.AssetCheckEvaluation(
                     asset_key=key, check_name=check, passed=number % 2 == 0
@@ -108,7 +109,7 @@ def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
     log = SqlEventLogStorageTable.c
     everything = len(rows(instance, sa.select(log.id)))
 
-    assert forget_events(instance, [KEY], f"{3:010d}", time.time() - 86400) == 2
+    assert forget_events(instance, [KEY], f"{3:010d}", time.time() - 86400) == 2 + 3
     assert forget_events(instance, [KEY], f"{9:010d}", time.time() + 86400) == 1
 
     kept = sa.select(log.partition).where(
@@ -119,7 +120,7 @@ def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
     of_ours = sa.select(checks.id).where(checks.asset_key == KEY.to_string())
     assert len(rows(instance, of_ours)) == 2
     assert len(rows(instance, sa.select(checks.id))) == 10
-    assert len(rows(instance, sa.select(log.id))) == everything - 3 - 6
+    assert len(rows(instance, sa.select(log.id))) == everything - 3 - 3 - 6
     newest = instance.get_latest_materialization_event(KEY)
     assert newest is not None
     assert newest.asset_materialization is not None

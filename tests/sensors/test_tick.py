@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import dagster as dg
 import pytest
 
-from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
+from deltaforge_dagster import __version__
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, health_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources import left_tasks
+from deltaforge_dagster.sensors import report
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
-from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sensors.tick import current, tick
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import HoldPart
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held, position
@@ -42,6 +46,13 @@ def loaded(tmp_path: Path) -> LoadedPipeline:
 def no_source() -> Source:
     """Raise an error, as if the source were unreachable."""
     raise SourceUnavailable("not there")
+
+
+class SourceStub:
+    """A source that is only closed."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 @dg.op
@@ -174,3 +185,87 @@ def test_what_is_kept_back_shows_while_the_run_works(
         with sqlite_store.fenced(lease) as writer:
             writer.holds.journaled(released, 2)
         assert outcomes() == [False, True]
+
+
+def test_of_two_code_locations_one_has_the_pipeline(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """The other one says who has it, and takes over once that one does not tick any more."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        ours = current(instance, sqlite_store, loaded, "ours")
+        theirs = current(instance, sqlite_store, loaded, "theirs")
+        again = current(instance, sqlite_store, loaded, "ours")
+        assert Kv(sqlite_store.database, "code_location").delete(NAME)  # as if it had expired
+        later = current(instance, sqlite_store, loaded, "theirs")
+
+    assert ours == again == later == loaded
+    assert isinstance(theirs, dg.SkipReason)
+    assert theirs.skip_message == (
+        "NOT WELL: orders is in two code locations, and ours works on it: this one (theirs) does "
+        "nothing; remove the pipeline from one of them"
+    )
+
+
+def test_costly_checks_are_evaluated_while_one_run_works(
+    sqlite_store: StateStore, loaded: LoadedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its first tick, but once it is due: a range that Dagster does not have is reported, once."""
+    lease = held(sqlite_store, "redis", run_id="resident")
+    capture(sqlite_store, lease, 1)
+    sqlite_store.ranges.mark_published(NAME, 1, "changes")
+    key = dg.AssetCheckKey(asset_key(NAME, "changes"), "agreement")
+    monkeypatch.setattr(module, "preflight_source", lambda *_: [])
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def failures() -> int:
+            tick(instance, sqlite_store, loaded, cast("Any", SourceStub), Journal("memory://links"))
+            storage = instance.event_log_storage
+            return len(storage.get_asset_check_execution_history(key, limit=9))
+
+        assert [failures(), failures()] == [0, 0]
+        monkeypatch.setattr(module, "EVALUATED_SECONDS", 0.0)
+        assert [failures(), failures()] == [1, 1]
+        newest = newest_evaluation(instance, key)
+        assert newest is not None
+        assert "Dagster has no record of it" in str(newest.description)
+
+
+@pytest.mark.parametrize("image", [None, "registry/shop:7"])
+def test_a_tick_records_which_code_it_has(
+    sqlite_store: StateStore,
+    loaded: LoadedPipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    image: str | None,
+) -> None:
+    """Our version, and in a container the image, so that a run of another one knows that it is old."""
+    monkeypatch.delenv("DAGSTER_CURRENT_IMAGE", raising=False)
+    if image is not None:
+        monkeypatch.setenv("DAGSTER_CURRENT_IMAGE", image)
+    held(sqlite_store, run_id="resident")
+    with dg.DagsterInstance.ephemeral() as instance:
+        tick(instance, sqlite_store, loaded, no_source, Journal("memory://links"))
+
+    expected = __version__ if image is None else f"{__version__} in {image}"
+    assert sqlite_store.pipelines.code(NAME) == expected
+
+
+@pytest.mark.parametrize(("events", "plotted"), [("ranges", 3), ("tables", 1)])
+def test_figures_are_plotted_with_ranges_only(
+    sqlite_store: StateStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: str,
+    plotted: int,
+) -> None:
+    """Once a minute while they change; with fewer events, health is reported only when it changes."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(f"{FILE}  engine: {{dagster: {{events: {events}}}}}\n")
+    monkeypatch.setattr(report, "_PLOT_SECONDS", 0.0)
+    monkeypatch.setattr(report, "_plotted", {})
+    lease = held(sqlite_store, "redis")
+    with dg.DagsterInstance.ephemeral() as instance:
+        for number in (1, 2, 3):
+            capture(sqlite_store, lease, number)
+            tick(instance, sqlite_store, load_pipeline(path), no_source, Journal("memory://links"))
+
+        assert len(instance.fetch_materializations(health_key(NAME), limit=9).records) == plotted

@@ -22,7 +22,8 @@ from deltaforge_dagster.resources.platform import build_source
 from deltaforge_dagster.sensors import report
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
-from deltaforge_dagster.sensors.tick import WatchRoom, tick
+from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sensors.watch_room import WatchRoom
 from deltaforge_dagster.state.records import SourceLog
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres

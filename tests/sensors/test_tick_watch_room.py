@@ -15,7 +15,7 @@ from deltaforge_dagster.cli.installation.dagster_processes import THREADS
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.control.unread_log import HeadWatch
 from deltaforge_dagster.resources.instance import dagster_home
-from deltaforge_dagster.sensors.tick import WatchRoom, places_to_watch
+from deltaforge_dagster.sensors.watch_room import WatchRoom, places_to_watch
 from tests.pipeline.changes import PlayedSource
 
 ROOT = Path(__file__).parents[2]

@@ -24,6 +24,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.reconcile.reports import TableReport, exit_code
 from deltaforge_dagster.resources.platform import Opened, Platform, build_source
+from deltaforge_dagster.resources.run_context import build_run_context
 
 if TYPE_CHECKING:  # importing it takes a second
     from deltaforge_dagster.pipeline.reconcile.compare import CompareOptions
@@ -117,10 +118,12 @@ def _compare(
         TableComparison,
     )
 
-    source = build_source(loaded.spec)
+    source, context = build_source(loaded.spec), build_run_context(opened, loaded)
     reports: list[TableReport] = []
     try:
-        comparison = TableComparison(loaded, opened.store, opened.journal, source, options)
+        comparison = TableComparison(
+            loaded, opened.store, opened.journal, source, context.replay_sessions, options
+        )
         for report in comparison.execute():
             show(report)
             reports.append(report)

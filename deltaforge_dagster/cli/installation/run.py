@@ -43,11 +43,10 @@ from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.arguments import JsonOption, PipelineArgument, select_pipeline
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.dagster_private import (
+from deltaforge_dagster.dagster_private import ConfigurableClassData, InstanceRef
+from deltaforge_dagster.dagster_private.storage import (
     CapturedLogContext,
     ComputeIOType,
-    ConfigurableClassData,
-    InstanceRef,
     LocalComputeLogManager,
 )
 from deltaforge_dagster.definitions import build_definitions

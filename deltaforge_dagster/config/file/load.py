@@ -194,7 +194,8 @@ def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline |
 def pipeline_files(path: Path) -> list[Path]:
     """Return `path` itself, or every `*.yaml` and `*.yml` below it, sorted.
 
-    Of a Dagster project they are the component files, and the files that these name.
+    Of a Dagster project, at `path` or below it, they are the component files, and the files that
+    these name.
 
     Names that start with a dot are skipped: editors and mounted volumes keep copies under such
     names.
@@ -206,10 +207,12 @@ def pipeline_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SpecError(f"{path}: does not exist (name a pipeline file, or a directory of them)")
-    if is_project(path):
-        return named_files(component_files(path))
     files: list[Path] = []
     for folder, folders, names in os.walk(path):
+        if is_project(Path(folder)):
+            files += named_files(component_files(Path(folder)))
+            folders.clear()  # the other YAML files in a project are no pipelines
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         files += [
             Path(folder, name)

@@ -231,6 +231,10 @@ class Ranges:
         spec_hash: Hash of the pipeline file that this run works with.
         limits: `engine.range` of the pipeline file.
         opened: Called with the number of a range right after its first segment is durable.
+
+    Attributes:
+        closed: How many ranges were closed.
+        rows: How many changes entered ranges.
     """
 
     def __init__(
@@ -251,6 +255,7 @@ class Ranges:
         self._lock = threading.Lock()
         self._open: _OpenRange | None = None
         self.closed = 0
+        self.rows = 0
 
     def close_left_open(self) -> None:
         """Close ranges that a killed run left open; their segments are durable and complete."""
@@ -281,6 +286,7 @@ class Ranges:
             failpoint("segment-row-written")
             if self._open is None:
                 self._open = _OpenRange(entered)
+            self.rows += row.rows
             self._open.events += row.rows
             self._open.bytes += row.bytes
             fields = {"range": entered, "batch_id": number, "events": row.rows, "bytes": row.bytes}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -22,9 +23,11 @@ from deltaforge_dagster.config.file.load import (
 )
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError, SpecError
-from deltaforge_dagster.state.pipelines import StoredSpec
 from deltaforge_dagster.state.records import PipelineRow
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.pipelines import StoredSpec
+    from deltaforge_dagster.state.store import StateStore
 
 AnyPipeline = LoadedPipeline | BrokenPipeline
 

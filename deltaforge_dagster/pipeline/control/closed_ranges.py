@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.control.specs import RangeVersions
 from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
 from deltaforge_dagster.state.records import CheckpointRow, Counts, LeaseRow, RangeRow
-from deltaforge_dagster.state.schemas import TableHistory
-from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import fingerprints
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.schemas import TableHistory
+    from deltaforge_dagster.state.store import StateStore
 
 CHANGES = "changes"
 """The asset of what was captured; every other asset of a range is named by its sink."""
@@ -104,11 +107,13 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
     files = {number: _file(store, pipeline, row) for number, row in ranges.items()}
     captured = {number: _captured_at(store, pipeline, row) for number, row in ranges.items()}
     sensed = {CHANGES: store.sensing.facts(pipeline)}
+    since = store.ranges.first_given(pipeline)
     return [
         Publication(
             number,
             asset,
-            _metadata(ranges[number], asset, checkpoints, now, captured[number])
+            _since(since, asset)
+            | _metadata(ranges[number], asset, checkpoints, now, captured[number])
             | facts[number]
             | sensed.get(asset, {}),
             versions.of(ranges[number], None if asset == CHANGES else asset),
@@ -133,7 +138,8 @@ def publication_of(
     if row is None:
         raise NotAllowed(f"{pipeline}: there is no range {number}")
     captured_at = _captured_at(store, pipeline, row)
-    metadata = _metadata(row, asset, store.checkpoints.read(pipeline), store.now(), captured_at)
+    metadata = _since(store.ranges.first_given(pipeline), asset)
+    metadata |= _metadata(row, asset, store.checkpoints.read(pipeline), store.now(), captured_at)
     sink = None if asset == CHANGES else asset
     version = RangeVersions(store, pipeline).of(row, sink, reprocessed=reprocessed)
     file = _file(store, pipeline, row)
@@ -204,6 +210,13 @@ def _numbers(histories: Iterable[TableHistory], row: RangeRow) -> dict[str, Valu
             numbers = (str(by_fingerprint.get(fingerprint, "unknown")) for fingerprint in contained)
             metadata[f"schema_version/{history.name}"] = ", ".join(numbers)
     return metadata
+
+
+def _since(first_given: Mapping[str, int], asset: str) -> dict[str, Value]:
+    """Return what a sink that was added later says first: it will never have earlier ranges."""
+    if asset not in first_given:
+        return {}
+    return {"since": f"range {first_given[asset]}; earlier ones are not for this sink"}
 
 
 def _metadata(

@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -31,9 +31,11 @@ from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.processors.code import chain_hash, code_of
 from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.registry import source_types
-from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.records import PipelineRow, RangeRow
-from deltaforge_dagster.state.store import StateStore
+
+if TYPE_CHECKING:
+    from deltaforge_dagster.state.database.primitives import Kv
+    from deltaforge_dagster.state.store import StateStore
 
 NO_CHAIN = "none"
 
@@ -180,6 +182,8 @@ class RangeVersions:
 
 
 def _specs(store: StateStore, pipeline: str) -> Kv:
+    from deltaforge_dagster.state.database.primitives import Kv  # noqa: PLC0415 - as the store
+
     return Kv(store.database, f"spec/{pipeline}")
 
 

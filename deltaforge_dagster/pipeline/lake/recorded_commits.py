@@ -1,4 +1,4 @@
-"""Reads what a table records of its commits: a writer's last one, and the figures of a version.
+"""Reads what a table records of its commits: a writer's last one, and what versions have.
 
 The last commit of a table of a format with branches is found from its snapshots. Each snapshot of a
 commit is stamped with the commit's writer and number. Before snapshots expire, after which none
@@ -73,9 +73,24 @@ def last_commit(
     return max(stamped, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedVersion:
+    """A version of a table, with all commits up to a segment and no later one.
+
+    Attributes:
+        version: The version.
+        number: Number of the writer's last commit that it has; -1 if none is known.
+        step: Number of the last statement of that commit.
+    """
+
+    version: int
+    number: int = -1
+    step: int = 0
+
+
 @dataclass(slots=True)
 class FigureReader:
-    """Reads the figures of tables.
+    """Reads the figures of tables, and which commits their versions have.
 
     Args:
         session: Executes the queries.
@@ -101,6 +116,51 @@ class FigureReader:
         """Return the newest version of a table; None if it has none."""
         rows = self.session.sql(self.dialect.maintenance.newest(table)).collect()
         return rows[0]["version"] if rows else None
+
+    def version_through(
+        self, destination: Sequence[str], writer: str, segment: int
+    ) -> CommittedVersion | None:
+        """Return a table's newest version without commits after a segment.
+
+        If all commits up to the segment are finished, it has exactly these. Commits of all series
+        of the writer count, such as folds.
+
+        Args:
+            destination: The table.
+            writer: Whose commits, as stamps name it.
+            segment: The segment.
+
+        Returns:
+            The version; None if the table has none, or it is not known which commits they have.
+        """
+        table = self.dialect.table(destination)
+        if self.dialect.branches is not None:
+            heads = self.session.sql(self.dialect.branches.references(table)).collect()
+            head = next((row.id for row in heads if row.name == "main"), None)
+            snapshots = self.session.sql(self.dialect.branches.snapshots(table)).collect()
+            return _snapshot_through(snapshots, head, writer, segment)
+        newest = self.newest(table)
+        for version in range(-1 if newest is None else newest, -1, -1):
+            stamps = self._stamps(destination, version)
+            if stamps is None:
+                return None
+            own = [stamp for stamp in stamps if _is_of(stamp.writer, writer)]
+            if all(stamp.number <= segment for stamp in own):
+                commits = [(stamp.number, stamp.step) for stamp in own if stamp.writer == writer]
+                return CommittedVersion(version, *max(commits, default=(-1, 0)))
+        return None
+
+    def _stamps(self, destination: Sequence[str], version: int) -> Sequence[Row] | None:
+        """Return the newest stamps that a version has; None if they are not known."""
+        from pyspark.errors import AnalysisException  # noqa: PLC0415 - slow
+
+        query = self.dialect.stamps(version, self._location(destination))
+        assert query is not None
+        try:
+            rows = self.session.sql(query).collect()
+        except AnalysisException:  # whoever has made the version has not counted it
+            return None
+        return rows[0]["stamps"] if rows else None
 
     def read(self, destination: Sequence[str], version: int) -> TableFigures:
         """Return the figures of a table's version, without numbers if the format has none of it."""
@@ -155,3 +215,24 @@ def _history(snapshots: Sequence[Row], head: int | None) -> Iterator[Row]:
     while head is not None and (row := by_id.get(head)) is not None:
         yield row
         head = row.parent
+
+
+def _snapshot_through(
+    snapshots: Sequence[Row], head: int | None, writer: str, segment: int
+) -> CommittedVersion | None:
+    """Return the newest snapshot without commits after a segment, as `version_through` does."""
+    through = head
+    for row in _history(snapshots, head):
+        if row.owner is None or not _is_of(row.owner, writer):
+            continue
+        if int(row.version) <= segment:
+            break
+        through = row.parent
+    if through is None or through not in {row.id for row in snapshots}:
+        return None
+    return CommittedVersion(through)
+
+
+def _is_of(stamped: str, writer: str) -> bool:
+    """Return whether a stamp is of one of a writer's series."""
+    return stamped == writer or stamped.startswith(f"{writer}/")

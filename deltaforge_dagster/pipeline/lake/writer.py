@@ -320,7 +320,7 @@ class LakeWriter:
 
         def append() -> Iterator[str]:
             for step in table.steps:
-                self._read_staged(commit, step)
+                read_staged(commit.session, commit.table, step, self.config.mode)
                 yield statements.append_pending([name.lower() for name in missing])
 
         pending.empty = False
@@ -471,7 +471,7 @@ class LakeWriter:
                 truncated_at = statements.base + step.last.segment, step.last.ordinal
                 truncate = Truncate(*truncated_at, step.event_time_us)
             else:
-                self._read_staged(commit, step)
+                read_staged(commit.session, commit.table, step, self.config.mode)
                 yield self._statement(commit, statements, step, truncate)
                 truncate = None
         if truncate is not None:
@@ -513,12 +513,6 @@ class LakeWriter:
             return statements.merge_history(rekey=rekey, within=within)
         return statements.merge_current(rekey=rekey, soft_deletes=soft, within=within)
 
-    def _read_staged(self, commit: TableCommit, step: StagedStep) -> None:
-        """Make the view `STAGED` contain the rows of a step."""
-        schema = self._staged_schema(commit.table, step)
-        staged = commit.session.read.schema(schema).parquet(*step.files)
-        staged.createOrReplaceTempView(STAGED)
-
     @staticmethod
     def _within(commit: TableCommit, statements: Statements) -> str:
         """Return a condition that limits keys to the range of the staged ones, if useful."""
@@ -545,14 +539,17 @@ class LakeWriter:
         declared = config.keys_of(*commit.table.source) is not None
         return not (statements.base or config.soft_deletes or filtered or declared)
 
-    def _staged_schema(self, table: StagedTable, step: StagedStep) -> str:
-        types = {column.name: sql_type(column.type) for column in table.columns.columns}
-        fields = types | {name: _META_TYPES[name] for name in META.names}
-        if self.config.mode == "history":
-            fields |= {name: _META_TYPES[name] for name in VALIDITY.names}
-        if step.kind == "rekey":
-            fields |= {OLD_KEY + name: types[name] for name in table.key}
-        return ", ".join(f"{quoted(name)} {type_}" for name, type_ in fields.items())
+
+def read_staged(session: SparkSession, table: StagedTable, step: StagedStep, mode: str) -> None:
+    """Make the view `STAGED` of a session contain the rows of a step."""
+    types = {column.name: sql_type(column.type) for column in table.columns.columns}
+    fields = types | {name: _META_TYPES[name] for name in META.names}
+    if mode == "history":
+        fields |= {name: _META_TYPES[name] for name in VALIDITY.names}
+    if step.kind == "rekey":
+        fields |= {OLD_KEY + name: types[name] for name in table.key}
+    schema = ", ".join(f"{quoted(name)} {type_}" for name, type_ in fields.items())
+    session.read.schema(schema).parquet(*step.files).createOrReplaceTempView(STAGED)
 
 
 def _written_table(target: LakeTarget, figures: TableFigures | None = None) -> WrittenTable:
@@ -589,8 +586,7 @@ def _make_branch(commit: TableCommit, target: LakeTarget, branches: Branches, th
     if last is None and head is not None and _has_last_row(commit, target):
         last = through
     target.committed = -1 if last is None else last
-    prefix = f"{BRANCH}{hashlib.sha256(commit.owner.name.encode()).hexdigest()[:8]}_"
-    now = int(time.time())
+    prefix, now = _branch_prefix(commit.owner), int(time.time())
     own_branches = [name for name in heads if name.startswith(prefix)]
     old_branches = [
         name
@@ -598,9 +594,7 @@ def _make_branch(commit: TableCommit, target: LakeTarget, branches: Branches, th
         if now - _branch_time(name.removeprefix(prefix)) > _BRANCH_SECONDS
     ]
     commit.execute(*(branches.drop(target.name, name) for name in old_branches))
-    # The name is never one that was used before: a statement of a dead writer may still write to
-    # that branch.
-    branch = f"{prefix}{now:x}_{secrets.token_hex(4)}"
+    branch = branch_name(commit.owner)
     commit.execute(branches.create(target.name, branch, head))
     if head is None and "main" in _heads(commit, target, branches):
         # The table is no longer empty, perhaps since before the branch was made. So it is not known
@@ -609,6 +603,19 @@ def _make_branch(commit: TableCommit, target: LakeTarget, branches: Branches, th
         _make_branch(commit, target, branches, through)
     else:
         target.branch = branch
+
+
+def branch_name(owner: TableOwner) -> str:
+    """Return the name of a new branch of a writer.
+
+    It is never one that was used before: a statement of a dead writer may still write to that
+    branch.
+    """
+    return f"{_branch_prefix(owner)}{int(time.time()):x}_{secrets.token_hex(4)}"
+
+
+def _branch_prefix(owner: TableOwner) -> str:
+    return f"{BRANCH}{hashlib.sha256(owner.name.encode()).hexdigest()[:8]}_"
 
 
 def _branch_time(name: str) -> int:

@@ -18,6 +18,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
@@ -27,28 +28,31 @@ from deltaforge_dagster.errors import (
     NotAllowed,
     Retryable,
     SinkUnavailable,
+    SparkUnavailable,
     TableRejected,
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.lake.comparer import LakeComparer
 from deltaforge_dagster.pipeline.reconcile.expected import ExpectedRows, SourceWindow, table_of
 from deltaforge_dagster.pipeline.reconcile.journal_reach import JournalReach
 from deltaforge_dagster.pipeline.reconcile.obstacles import obstacle
 from deltaforge_dagster.pipeline.reconcile.reports import TableReport
+from deltaforge_dagster.pipeline.run_context import SessionProvider
 from deltaforge_dagster.pipeline.snapshots.read import first_not_visible
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sinks.registry import TableSinkType, sink_types
+from deltaforge_dagster.sinks.lake.config import LakeSinkConfig
+from deltaforge_dagster.sinks.registry import LakeSinkType, TableSinkType, sink_types
 from deltaforge_dagster.sinks.tables.comparer import ComparedRows, ComparedView, TableComparer
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sinks.tables.staged import StagedCommit
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, ReadView, SnapshotSource
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, SnapshotSource
 from deltaforge_dagster.state.reconciliations import TableProof
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.table_commits import TableCommits
 from deltaforge_dagster.tables import TableSchema
-
-WINDOW_ROWS = 20_000
-"""How many rows a window should have."""
 
 _ATTEMPTS = 5
 """How often a window is read before its table counts as not comparable."""
@@ -56,7 +60,17 @@ _PATIENCE = 120.0
 """Seconds to wait for a sink that does not move."""
 _CLAIM_SECONDS = 900.0
 """How long a table stays claimed after the last window of a process that has died."""
+_REPAIRS = 20
+"""How often a repair is attempted that comes after another commit each time."""
+_SETTLEMENTS = 50
+"""How often rows are compared that differ while a commit is under way."""
+_BUSY = (
+    "rows differ, but a commit came in between each time; try again while less is written, or with "
+    "a larger commit_seconds of the sink"
+)
 _POLL_SECONDS = 0.2
+_RATED_SECONDS = 30.0
+"""How long a window takes at most at a given rate: it is read at once, and then nothing is."""
 _WATERMARK_SECONDS = 30.0
 
 
@@ -71,7 +85,7 @@ class CompareOptions:
         deadline: When to begin no further window, by the monotonic clock; None for never.
         rate: How many rows a second are read at most; None for any number.
         repair: Whether rows that differ are made what they should be.
-        window_rows: How many rows a window should have.
+        window_rows: How many rows a window should have; None for what suits the sink.
         patience: Seconds to wait for a sink that does not move.
     """
 
@@ -81,7 +95,7 @@ class CompareOptions:
     deadline: float | None = None
     rate: float | None = None
     repair: bool = False
-    window_rows: int = WINDOW_ROWS
+    window_rows: int | None = None
     patience: float = _PATIENCE
 
 
@@ -94,6 +108,7 @@ class TableComparison:
         store: The state store.
         journal: The journal.
         source: The pipeline's source.
+        sessions: Lends a Spark session, for tables that Spark reads.
         options: What to compare.
     """
 
@@ -101,6 +116,7 @@ class TableComparison:
     store: StateStore
     journal: Journal
     source: Source
+    sessions: Callable[[], AbstractContextManager[SessionProvider]]
     options: CompareOptions = CompareOptions()
 
     def execute(self) -> Iterator[TableReport]:
@@ -150,7 +166,7 @@ class TableComparison:
         assert commits is not None
         destination = tuple(report.destination)
         owner = TableOwner(commits.front.owner, loaded.name, config.id)
-        comparer = kind.build_comparer(config, owner, destination)
+        comparer = self._comparer(kind, config, owner, destination)
         expected = ExpectedRows(
             loaded.spec,
             config,
@@ -170,6 +186,19 @@ class TableComparison:
                 config.id, table.full_name, report.position, self.store.now(), report.rows
             )
             self.store.reconciliations.prove(loaded.name, proof)
+
+    def _comparer(
+        self,
+        kind: TableSinkType[TableSinkConfig],
+        config: TableSinkConfig,
+        owner: TableOwner,
+        destination: tuple[str, ...],
+    ) -> TableComparer:
+        if isinstance(kind, LakeSinkType):
+            assert isinstance(config, LakeSinkConfig)
+            dialect = kind.dialect(config)
+            return LakeComparer(self.sessions, dialect, config, owner, destination)
+        return kind.build_comparer(config, owner, destination)
 
     @contextlib.contextmanager
     def _claimed(self, sink: str, table: str) -> Iterator[Callable[[], None]]:
@@ -250,9 +279,17 @@ class _TableComparison:
         self._marked_at = float("-inf")
         self._first: int | None = None
         self._last_read: tuple[Position, float] | None = None
+        self._kept: list[StagedCommit] = []
 
     def execute(self, prolong: Callable[[], None]) -> None:
         """Compare window after window, then search for rows that no window had."""
+        try:
+            self._compare(prolong)
+        finally:
+            for staged in self._kept:
+                staged.discard()
+
+    def _compare(self, prolong: Callable[[], None]) -> None:
         chunks = self._chunks()
         with self._snapshots.reader() as reader:
             for chunk in chunks:
@@ -265,13 +302,16 @@ class _TableComparison:
                 self._slow_down(compared.rows, time.monotonic() - began)
         if self._report.compared == self._report.windows and not self._is_over():
             extra = self._certain(self._extra_rows, *self._last())
-            if extra.differences and self._options.repair:
-                self._extra_rows(self._front(), repair=True)
+            if extra.differs and self._options.repair:
+                self._repair(lambda view: view.remove_extra_rows(), lambda view: view.extra_rows())
             self._report.add_extra(extra)
 
     def _chunks(self) -> Sequence[Chunk]:
         """Return the chunks to compare, in order."""
-        chunks = list(self._snapshots.plan([self._report.table], self._options.window_rows))
+        rows = self._options.window_rows or self._comparer.window_rows
+        if self._options.rate is not None:
+            rows = min(rows, max(1, round(self._options.rate * _RATED_SECONDS)))
+        chunks = list(self._snapshots.plan([self._report.table], rows))
         self._report.windows = len(chunks)
         if self._options.sample >= 1.0:
             return chunks
@@ -292,7 +332,7 @@ class _TableComparison:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._window(reader, chunk)
-            except SinkUnavailable:
+            except (SinkUnavailable, SparkUnavailable):
                 raise  # the sink has forgotten the windows before
             except (Retryable, JournalDamaged):
                 if attempt == _ATTEMPTS:
@@ -305,15 +345,18 @@ class _TableComparison:
         window = self._read(reader, chunk)
         try:
             if table_of(window.staged) is None:
-                return ComparedRows(0, ())
+                return ComparedRows()
             compared = self._certain(
                 lambda through: self._compared(window, through), window.position, window.read_at
             )
-            if compared.differences and self._options.repair:
-                self._compared(window, self._front(), repair=True)
+            if compared.differs and self._options.repair:
+                self._repair(lambda view: view.repair(), lambda view: view.differences(), window)
             return compared
         finally:
-            window.staged.discard()
+            if self._comparer.keeps_windows:
+                self._kept.append(window.staged)
+            else:
+                window.staged.discard()
 
     def _read(self, reader: ChunkReader, chunk: Chunk) -> SourceWindow:
         """Read a chunk of the source's table.
@@ -355,65 +398,95 @@ class _TableComparison:
         # A table that cannot have the rows yet may get a column from what it lacks.
         with contextlib.suppress(TableRejected):
             compared = compare(self._front())
-            if not compared.differences:
+            if not compared.differs:
                 return compared
-        return compare(self._await_sink(position, read_at))
+        front = self._await_sink(position, read_at)
+        for _ in range(_SETTLEMENTS):
+            before = self._commits()
+            compared = compare(front)
+            if not compared.differs or self._counts(before):
+                return compared
+            time.sleep(_POLL_SECONDS)
+            front = self._front()
+        raise NotAllowed(_BUSY)
 
-    def _compared(self, window: SourceWindow, front: int, *, repair: bool = False) -> ComparedRows:
-        """Compare the rows of a window, and repair them if asked to.
+    def _counts(self, before: TableCommits) -> bool:
+        """Return whether what was found counts: no commit was under way since."""
+        return self._comparer.exact or (not _planned(before) and before == self._commits())
+
+    def _compared(self, window: SourceWindow, front: int) -> ComparedRows:
+        """Compare the rows of a window."""
+        with self._view(front, window) as view:
+            return view.differences()
+
+    def _extra_rows(self, front: int) -> ComparedRows:
+        """Search for rows that no window had."""
+        with self._view(front) as view:
+            return view.extra_rows()
+
+    def _repair(
+        self,
+        repair: Callable[[ComparedView], bool],
+        compare: Callable[[ComparedView], ComparedRows],
+        window: SourceWindow | None = None,
+    ) -> None:
+        """Repair the rows of a window, or those that no window had, and compare them again.
+
+        Raises:
+            NotAllowed: Commits come first all the time.
+            TableRejected: The repair has no effect.
+        """
+        backoff = Backoff(_POLL_SECONDS, maximum=5.0)
+        for _ in range(_REPAIRS):
+            before = self._commits()
+            with self._view(self._front(), window, locked=True) as view:
+                if not compare(view).differs:
+                    return
+                if self._counts(before) and repair(view):
+                    if not compare(view).differs:
+                        return
+                    raise TableRejected(
+                        "rows differ even after they were repaired: does a trigger or rule of the "
+                        "sink's table change them?"
+                    )
+            time.sleep(backoff.next_delay())
+        raise NotAllowed(_BUSY)
+
+    @contextlib.contextmanager
+    def _view(
+        self, front: int, window: SourceWindow | None = None, *, locked: bool = False
+    ) -> Iterator[ComparedView]:
+        """Provide the sink's table, with what it should have.
 
         Args:
-            window: The window.
             front: A segment that the sink's table has at least.
-            repair: Whether to repair them.
+            window: The window that is compared; None to search for rows that no window had.
+            locked: Whether the table may be changed.
 
         Raises:
             TableRejected: The sink's table cannot have the rows.
         """
-        rows = table_of(window.staged)
-        assert rows is not None
-        with self._comparer.view(locked=repair) as view:
-            view.load(rows)
-            self._change(view, front, window.first, window.read_view)
-            if repair:
-                view.repair()
-            return self._checked(view.differences(), repaired=repair)
-
-    def _extra_rows(self, front: int, *, repair: bool = False) -> ComparedRows:
-        """Search for rows that no window had, and remove them if asked to."""
         assert self._first is not None
-        with self._comparer.view(locked=repair) as view:
-            self._change(view, front, self._first, None)
-            if repair:
-                view.remove_extra_rows()
-            return self._checked(view.extra_rows(), repaired=repair)
+        first, read_view = (
+            (self._first, None) if window is None else (window.first, window.read_view)
+        )
+        with self._comparer.view(front, locked=locked) as view:
+            rows = None if window is None else table_of(window.staged)
+            if rows is not None:
+                view.load(rows)
+            with self._expected.changes(first, view.through, read_view) as changes:
+                if changes is not None:
+                    view.change(changes)
+                yield view
 
-    def _change(
-        self, view: ComparedView, front: int, first: int, read_view: ReadView | None
-    ) -> None:
-        """Apply the changes since a segment that the sink's table has."""
-        through = max(front, view.through or 0)
-        with self._expected.changes(first, through, read_view) as changes:
-            if changes is not None:
-                view.change(changes)
-
-    def _checked(self, compared: ComparedRows, *, repaired: bool) -> ComparedRows:
-        """Return what was compared.
-
-        Raises:
-            TableRejected: The repair has not had its effect, and is undone.
-        """
-        if repaired and compared.differences:
-            raise TableRejected(
-                "rows differ even after they were repaired, so nothing of them was changed: does a "
-                "trigger or rule of the sink's table change them?"
-            )
-        return compared
+    def _commits(self) -> TableCommits:
+        commits = self._store.table_commits.read(self._name, self._report.sink)
+        assert commits is not None
+        return commits
 
     def _front(self) -> int:
         """Return the last segment that the sink's table is known to have."""
-        commits = self._store.table_commits.read(self._name, self._report.sink)
-        assert commits is not None
+        commits = self._commits()
         suspended = commits.suspended.get(tuple(self._report.destination))
         if suspended is not None and suspended.recreate:
             raise NotAllowed("it is being loaded again")
@@ -442,3 +515,9 @@ class _TableComparison:
                     f"(deltaforge status {self._name})"
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _planned(commits: TableCommits) -> bool:
+    """Return whether a commit may be under way."""
+    plans = [commits.front.planned_to, *(table.planned_to for table in commits.suspended.values())]
+    return any(plan is not None for plan in plans)

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deltaforge_dagster.sinks.tables.comparer import ComparedRows, RowDifference
-
-MOST_SHOWN = 20
-"""How many of the rows that differ a report has, of each table."""
+from deltaforge_dagster.sinks.tables.comparer import MOST_LISTED, ComparedRows, RowDifference
 
 
 @dataclass(slots=True)
@@ -71,20 +68,19 @@ class TableReport:
         """Add the rows of a window."""
         self.rows += window.rows
         self.compared += 1
-        self._count(window.differences)
+        self._count(window)
 
     def add_extra(self, extra: ComparedRows) -> None:
         """Add the rows that no window had."""
         self.searched = True
-        self._count(extra.differences)
-        self.extra += extra.rows - len(extra.differences)
+        self._count(extra)
 
-    def _count(self, differences: Sequence[RowDifference]) -> None:
-        for difference in differences:
-            setattr(self, difference.kind, getattr(self, difference.kind) + 1)
-            for column in difference.columns:
-                self.columns[column] = self.columns.get(column, 0) + 1
-        self.shown += differences[: MOST_SHOWN - len(self.shown)]
+    def _count(self, compared: ComparedRows) -> None:
+        for kind, rows in compared.kinds.items():
+            setattr(self, kind, getattr(self, kind) + rows)
+        for column, rows in compared.columns.items():
+            self.columns[column] = self.columns.get(column, 0) + rows
+        self.shown += compared.listed[: MOST_LISTED - len(self.shown)]
 
     def to_json(self, *, values: bool) -> dict[str, Any]:
         """Return the report as JSON values; with `values`, also keys and values of rows."""

@@ -39,9 +39,10 @@ from deltaforge_dagster.pipeline.health.recorded import (
 )
 from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.health.undelivered import DeadLetterWatch
+from deltaforge_dagster.pipeline.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.run.confirmer import Confirmer
 from deltaforge_dagster.pipeline.run.kernels import prepare
-from deltaforge_dagster.pipeline.run.live import RunOutcome, uninterrupted
+from deltaforge_dagster.pipeline.run.live import RunOutcome
 from deltaforge_dagster.pipeline.run.progress import RunEnd, RunSummary
 from deltaforge_dagster.pipeline.run_context import LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.pipeline.schemas.live import WarmStart
@@ -103,7 +104,6 @@ class LeasedWork:
         self._warm_start: WarmStart | None = None
         self._source_watch: SourceWatch | None = None
         self._waited_for: str | None = None
-        self._first_range = 1
 
     @property
     def reading(self) -> bool:
@@ -125,7 +125,6 @@ class LeasedWork:
             opened=self._observer.range_opened,
         )
         ranges.close_left_open()
-        self._first_range = pipeline.next_range
         self._observer.publish()
         try:
             prepare(self._loaded.spec, self._waits)
@@ -322,7 +321,7 @@ class LeasedWork:
         status = health(self._store, self._loaded)
         return RunOutcome(
             reason=reason,
-            captured=self._captured(),
+            captured=ranges.rows,
             segments=0 if capture is None else capture.segments,
             ranges=ranges.closed,
             delivered=self._deliverers.sent,
@@ -338,11 +337,6 @@ class LeasedWork:
             paused_sinks=tuple(checkpoint.sink for checkpoint in checkpoints if checkpoint.paused),
             problems=status.problems,
         )
-
-    def _captured(self) -> int:
-        """Return how many changes this run has put into the journal's ranges."""
-        rows = self._store.ranges.read(self._loaded.name, first=self._first_range)
-        return sum(row.rows for row in rows if row.epoch == self._run.lease.epoch)
 
 
 class CaptureWatch:

@@ -9,10 +9,10 @@
                      of the journal, has closed ranges published, and decides when the run ends
 
 The run does not depend on Dagster: it reports to an `Observer`, and returns a `RunOutcome`. It ends
-when there is nothing more to do (`progress`), and within seconds on request, when the desired state
-or the file of the pipeline changes, or when the lease is lost. It then closes the open range, so
-that the next run starts a new one. Its end is shielded from further signals, and its imports from
-any signal.
+when there is nothing more to do (`progress`), and within seconds on request, when the pipeline's
+desired state, its file or the code that starts its runs changes, or when the lease is lost. It then
+closes the open range, so that the next run starts a new one. Its end is shielded from further
+signals, and its imports from any signal.
 
 What the run does while it holds the lease is in `leased_work`, which is imported then.
 """
@@ -28,22 +28,16 @@ from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreLost, StoreUnavailable
 from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.interrupts import interrupted_afterwards, uninterrupted
 from deltaforge_dagster.pipeline.run_context import ActiveLease, LeasedRun, RunContext, RunOptions
 from deltaforge_dagster.state.records import DesiredState, HoldRow
 
 if TYPE_CHECKING:
     from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 
 from deltaforge_dagster.pipeline.health.health import HealthProblem
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +48,8 @@ class RunOutcome:
 
     Attributes:
         reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `pipeline file removed`, `hold released`, `journal full`,
-            `lease lost`, `capture failed`, `interrupted`, or `held elsewhere`.
+            `pipeline file changed`, `pipeline file removed`, `code changed`, `hold released`,
+            `journal full`, `lease lost`, `capture failed`, `interrupted`, or `held elsewhere`.
         captured: Number of changes that the run has put into the journal, rows of snapshots
             included.
         delivered: Number of messages sent, by sink.
@@ -176,7 +170,7 @@ class LiveRun:
         return self._work
 
     def _check_desired_state(self) -> None:
-        """After each renewal, request the end if the desired state or the file has changed.
+        """After each renewal, request the end if the desired state, file or code has changed.
 
         The end is requested, too, if the pipeline file is gone.
         """
@@ -189,6 +183,8 @@ class LiveRun:
             reading = self._work is not None and self._work.reading
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
+            if self._options.code is not None and self._other_code_ticks():
+                self.request_end("code changed")
             # A half-written or broken file is reported by its own failing check; this run
             # continues.
             current = reread(self._store, self._loaded)
@@ -204,50 +200,8 @@ class LiveRun:
         before = self._loaded
         return current.hash != before.hash or current.spec.secrets() != before.spec.secrets()
 
+    def _other_code_ticks(self) -> bool:
+        return self._store.pipelines.code(self._loaded.name) not in (None, self._options.code)
+
     def _holds(self) -> list[HoldRow]:
         return self._store.holds.read(self._loaded.name)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM ineffective in the block.
-
-    Whoever ends a run may repeat the signal until it is gone, and often two send one: a terminal or
-    supervisor, and the process that started the run. Outside of the main thread this does nothing,
-    because Python runs signal handlers only there.
-    """
-    with _handled_by(_already_ending):
-        yield
-
-
-@contextmanager
-def interrupted_afterwards() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block has ended, which imports modules.
-
-    Python may keep its import lock when a signal handler raises an error amid an import. Then every
-    other thread that imports something waits for ever. Outside of the main thread this does
-    nothing.
-    """
-    received: list[int] = []
-    with _handled_by(lambda number, _frame: received.append(number)):
-        yield
-    if received:
-        signal.raise_signal(received[0])
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give both signals another handler in the block, in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-def _already_ending(*_: object) -> None:
-    """Do nothing; unlike SIG_IGN, child processes do not inherit this."""

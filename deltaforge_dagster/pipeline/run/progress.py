@@ -1,7 +1,8 @@
 """Watch the progress of a run: decide when it ends by itself, and log a line every minute.
 
 A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
-`run.idle_seconds`. A source that is still decoding a long transaction is not idle: the reader must
+`run.idle_seconds`; a resident run (`max_seconds: 0`) for neither reason, as long as it captures. A
+source that is still decoding a long transaction is not idle: the reader must
 have reached the source's head. A run that only catches up ends as soon as everything that the
 source had when the run began is captured and delivered. A failing sink is waited for only while its
 next attempt is near (`backoff.RetryPatience`). After `run.max_seconds`, a sink that writes tables
@@ -68,6 +69,7 @@ class RunEnd:
         self._capture = capture
         self._options = options
         self._goal = goal
+        self._resident = self._limits.resident and capture is not None
         self._began = time.monotonic()
         self._quiet_head: Position | None = None
         self._quiet_since = 0.0
@@ -83,8 +85,7 @@ class RunEnd:
         moved_at = self._moved_at()
         if self._options.awaits():
             return "capture failed" if self._capture_failed() else None
-        over = now - self._began >= self._limits.max_seconds and self._may_pause_reading()
-        if over and self._deliverers.wind_up():
+        if self._is_over(now) and self._may_pause_reading() and self._deliverers.wind_up():
             return "max_seconds"
         # Checked before the sinks: these must have chunks that were merged meanwhile, but need not
         # have what was captured after the goal.
@@ -95,6 +96,11 @@ class RunEnd:
         if not self._all_delivered_or_failing():
             return None
         return self._finished(moved_at, chunks_waiting=chunks_waiting, reached=reached)
+
+    def _is_over(self, now: float) -> bool:
+        """Whether the time of a run has passed that is not resident."""
+        limit = self._limits.max_seconds
+        return not self._limits.resident and now - self._began >= limit
 
     def _finished(self, moved_at: float, *, chunks_waiting: bool, reached: bool) -> str | None:
         """Return why the run may end, given that every sink has everything or is failing."""
@@ -111,7 +117,7 @@ class RunEnd:
         ):
             return "journal full"
         quiet = time.monotonic() - moved_at >= self._limits.idle_seconds
-        if not quiet or not self._source_is_quiet(moved_at):
+        if self._resident or not quiet or not self._source_is_quiet(moved_at):
             return None
         return "idle" if self._moved_at() == moved_at else None
 

@@ -18,6 +18,7 @@ from deltaforge_dagster.sinks.registry import (
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # they need Arrow
+    from deltaforge_dagster.sinks.tables.comparer import TableComparer
     from deltaforge_dagster.sinks.tables.writer import TableOwner, TableWriter
     from deltaforge_dagster.typed_rows.schema import TargetTypes
 import re
@@ -192,6 +193,16 @@ class ClickhouseSinkType(DatabaseSinkType[ClickhouseSinkConfig]):
         )
 
         return ClickhouseWriter(config, owner)
+
+    def build_comparer(
+        self, config: ClickhouseSinkConfig, owner: TableOwner, destination: Sequence[str]
+    ) -> TableComparer:
+        """Return what compares a table of a sink with the source, not connected yet."""
+        from deltaforge_dagster.sinks.clickhouse.comparer import (  # noqa: PLC0415 - needs Arrow
+            ClickhouseComparer,
+        )
+
+        return ClickhouseComparer(config, owner, tuple(destination))
 
     def preflight(
         self,

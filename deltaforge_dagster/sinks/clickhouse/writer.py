@@ -168,8 +168,9 @@ class _TableCommit:
             if newest is None and not exists:
                 self._check_appended(span)
         else:
+            current = CurrentRows(target, self._rows)
             for step in table.steps:
-                self._apply(step)
+                current.apply(step)
         return WrittenTable(list(types.items()), target.figures())
 
     def _find_or_create(self, *, exists: bool) -> tuple[FoundTable, TableMark | None]:
@@ -304,20 +305,33 @@ class _TableCommit:
                 remedy=self.target.resync_command,
             )
 
-    def _apply(self, step: StagedStep) -> None:
-        """Apply a step to a table of current rows."""
+
+@dataclass(frozen=True, slots=True)
+class CurrentRows:
+    """Applies steps to a table of current rows.
+
+    Args:
+        target: The table.
+        rows: Makes its rows.
+    """
+
+    target: ClickhouseTarget
+    rows: RowMaker
+
+    def apply(self, step: StagedStep) -> None:
+        """Apply a step."""
         if step.kind == "truncate":
             self._truncate(step)
         elif step.kind == "rekey":
-            schema = self._rows.staged_schema(rekey=True)
+            schema = self.rows.staged_schema(rekey=True)
             batches = staged_batches(step, schema)
-            self._complete((self._rows.made(batch, partial=True) for batch in batches), rekey=True)
+            self._complete((self.rows.made(batch, partial=True) for batch in batches), rekey=True)
         else:
             self._replace(step)
 
     def _replace(self, step: StagedStep) -> None:
         """Insert rows, and then those that lack values."""
-        schema = self._rows.staged_schema(rekey=False)
+        schema = self.rows.staged_schema(rekey=False)
         lacking = False
 
         def whole() -> Iterator[pa.RecordBatch]:
@@ -325,29 +339,29 @@ class _TableCommit:
             for batch in staged_batches(step, schema):
                 mask = is_partial(batch)
                 lacking |= bool(mask.any())
-                yield self._rows.made(batch.filter(pa.array(~mask)) if mask.any() else batch)
+                yield self.rows.made(batch.filter(pa.array(~mask)) if mask.any() else batch)
 
         for part in insert_batches(whole()):
-            self._inserts.insert(self.target.name, part)
+            Inserts(self.target).insert(self.target.name, part)
         if lacking:
             rows = (
                 batch.filter(pa.array(is_partial(batch))) for batch in staged_batches(step, schema)
             )
-            self._complete((self._rows.made(batch, partial=True) for batch in rows), rekey=False)
+            self._complete((self.rows.made(batch, partial=True) for batch in rows), rekey=False)
 
     def _complete(self, rows: Iterable[pa.RecordBatch], *, rekey: bool) -> None:
         """Insert rows that lack values."""
-        staging = Staging(self.target, self._rows.types, rekey)
+        staging = Staging(self.target, self.rows.types, rekey)
         staging.begin()
         for part in insert_batches(rows):
             staging.add(part)
         staging.finish()
 
     def _truncate(self, step: StagedStep) -> None:
-        version = _number(self._versions.version(step.last, step.event_time_us))
+        version = _number(self.rows.versions.version(step.last, step.event_time_us))
         keys = ", ".join(map(quoted, self.target.table.key))
         time = f"fromUnixTimestamp64Micro(toInt64({step.event_time_us}), 'UTC')"
-        self._inserts.execute(
+        Inserts(self.target).execute(
             f"INSERT INTO {self.target.name} ({keys}, {OP}, {VERSION}, {DELETED}, {TIME})"
             f" SELECT {keys}, 't', {version}, 1, {time} FROM {self.target.name} FINAL"
             f" WHERE {DELETED} = 0 AND {VERSION} < {version}"

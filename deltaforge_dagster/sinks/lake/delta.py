@@ -29,6 +29,7 @@ from deltaforge_dagster.sinks.lake.dialect import (
 from deltaforge_dagster.sinks.lake.statements import is_ordered, literal, quoted
 
 _TRANSACTION = "spark.databricks.delta.write.txn"
+_APPLICATION = "deltaforge/"
 # A statement's transaction version is the number of its commit times `_STEPS`, plus its own number.
 _STEPS = 1 << 20
 _MAPPED = set(" ,;{}()\n\t=")
@@ -154,10 +155,22 @@ class DeltaDialect:
             f" {_ROWS} AS rows FROM {_checksum(version, location)}"
         )
 
+    def stamps(self, version: int, location: str | None) -> str:
+        """Return a query for the transactions in the checksum of a version."""
+        transactions = "get_json_object(value, '$.setTransactions')"
+        return (
+            f"SELECT transform(filter(from_json({transactions},"
+            " 'array<struct<appId: string, version: bigint>>'),"
+            f" x -> startswith(x.appId, {literal(_APPLICATION)})), x -> struct("
+            f"substring(x.appId, {len(_APPLICATION) + 1}) AS writer,"
+            f" x.version DIV {_STEPS} AS number, x.version % {_STEPS} AS step)) AS stamps"
+            f" FROM {_checksum(version, location)}"
+        )
+
     def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:
         """Return the settings that fence a statement."""
         return {
-            f"{_TRANSACTION}AppId": f"deltaforge/{owner}",
+            f"{_TRANSACTION}AppId": f"{_APPLICATION}{owner}",
             f"{_TRANSACTION}Version": str(version * _STEPS + step),
         }
 

@@ -256,6 +256,14 @@ class LakeDialect(Protocol):
         """
         ...
 
+    def stamps(self, version: int, location: str | None) -> str | None:
+        """Return a query for the newest stamps that a version has; None if `branches` tells them.
+
+        The column `stamps` is an array of their `writer`, its `number` of a commit, and the `step`;
+        null if they are not known. Arguments are those of `figures`.
+        """
+        ...
+
     def stamp(self, owner: str, version: int, step: int) -> Mapping[str, str]:
         """Return settings with which a statement's commit is stamped.
 

@@ -204,6 +204,9 @@ class IcebergDialect:
             f" FROM {table}.snapshots WHERE snapshot_id = {version}"
         )
 
+    def stamps(self, version: int, location: str | None) -> None:
+        """Return None: snapshots have their stamps (`IcebergBranches.snapshots`)."""
+
     def stamp(
         self,
         owner: str,

@@ -212,7 +212,47 @@ class Statements:
             f" VALUES ({values}, s.df_valid_to IS NULL)"
         )
 
-    def bounds(self) -> str | None:
+    def applied(self, kept: Sequence[str], *, rekey: bool, history: bool) -> str:
+        """Return a query for what MERGE would make of the rows of `table`, deleted ones included.
+
+        The result has the columns of `table`, which are these: columns of the source; when each
+        row was changed, `df_event_time`; whether a row is one of the source, `df_is_current`; and
+        `df_window`, which stays as it is, false in rows that are new.
+
+        Args:
+            kept: The columns of the source that `table` has.
+            rekey: Whether the rows are those of a step of kind `rekey`.
+            history: Whether they are versions; the last one of each key counts.
+        """
+        keys, own = self._key_names(), {column.name: column.staged for column in self.columns}
+        rows = self._rows([*_VALIDITY] if history else ["df_event_time"], rekey=rekey)
+        if history:
+            partition = ", ".join(quoted(name) for name in keys)
+            rows = (
+                "SELECT h.*, h.df_valid_from AS df_event_time FROM (SELECT r.*, row_number() OVER ("
+                f"PARTITION BY {partition} ORDER BY r.df_position DESC, r.df_ordinal DESC) = 1"
+                f" AS df_last FROM ({rows}) AS r) AS h WHERE h.df_last"
+            )
+        lives = "s.df_op <> 'd'" + (" AND s.df_valid_to IS NULL" if history else "")
+        values = {name: f"t.{quoted(name)}" for name in kept}
+        for name, value in values.items():
+            if name in keys:
+                values[name] = f"coalesce({value}, s.{quoted(name)})"
+            elif name in own:
+                new = self._new_value(own[name], value, f"s.{quoted(name)}")
+                values[name] = f"CASE WHEN s.df_op IS NULL THEN {value} ELSE {new} END"
+        chosen = [f"{value} AS {quoted(name)}" for name, value in values.items()]
+        chosen += [
+            "coalesce(s.df_event_time, t.df_event_time) AS df_event_time",
+            f"CASE WHEN s.df_op IS NULL THEN t.df_is_current ELSE {lives} END AS df_is_current",
+            "coalesce(t.df_window, false) AS df_window",
+        ]
+        return (
+            f"SELECT {', '.join(chosen)} FROM {self.table} AS t FULL OUTER JOIN ({rows}) AS s"
+            f" ON {self._same_key('t', 's')}"
+        )
+
+    def bounds(self, staged: str = STAGED) -> str | None:
         """Return a query for the bounds of the key columns; None if they would not help.
 
         Its result has three columns for each of `bounded`: the smallest and the largest value as
@@ -222,7 +262,7 @@ class Statements:
             f"CAST(min({value}) AS STRING), CAST(max({value}) AS STRING), count({value}) = count(*)"
             for value in (column.value("s") for column in self.bounded)
         ]
-        return f"SELECT {', '.join(aggregates)} FROM {STAGED} AS s" if aggregates else None
+        return f"SELECT {', '.join(aggregates)} FROM {staged} AS s" if aggregates else None
 
     @property
     def bounded(self) -> Sequence[WrittenColumn]:

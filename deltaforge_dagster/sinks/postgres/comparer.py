@@ -33,13 +33,16 @@ from deltaforge_dagster.sinks.postgres.statements import PostgresStatements, Tar
 from deltaforge_dagster.sinks.postgres.target import PostgresTarget
 from deltaforge_dagster.sinks.postgres.types import staged_type, takes
 from deltaforge_dagster.sinks.postgres.writer import StepApplication
-from deltaforge_dagster.sinks.tables.comparer import ComparedRows, ComparedView, RowDifference
+from deltaforge_dagster.sinks.tables.comparer import (
+    MOST_LISTED,
+    ComparedRows,
+    ComparedView,
+    RowDifference,
+)
 from deltaforge_dagster.sinks.tables.staged import StagedTable
 from deltaforge_dagster.sinks.tables.writer import TableOwner
 
-MOST_LISTED = 1000
-"""How many of the extra rows of a table are returned; all are counted."""
-
+_WINDOW_ROWS = 20_000
 _EXPECTED = "deltaforge_expected"
 _WINDOW = "deltaforge_window"
 _SEEN = "deltaforge_seen"
@@ -59,6 +62,10 @@ class PostgresComparer:
         destination: Name of the table.
     """
 
+    window_rows = _WINDOW_ROWS
+    exact = True
+    keeps_windows = False
+
     def __init__(
         self, config: PostgresSinkConfig, owner: TableOwner, destination: Sequence[str]
     ) -> None:
@@ -75,14 +82,14 @@ class PostgresComparer:
         return f"PostgreSQL table {'.'.join(self._name)} of sink {self._owner.sink_id}"
 
     @contextmanager
-    def view(self, *, locked: bool = False) -> Iterator[ComparedView]:
+    def view(self, front: int, *, locked: bool = False) -> Iterator[ComparedView]:
         """Provide the table as one transaction sees it; see `TableComparer.view`."""
         if self._connection is None:
             self._connection = self._server.connect()
         connection, problem = self._connection, None
         try:
             with connection.transaction():
-                yield self._begin(connection, locked=locked)
+                yield self._begin(connection, front, locked=locked)
         except psycopg.Error as error:
             problem = self._problem(error)
         if problem is not None:
@@ -94,7 +101,7 @@ class PostgresComparer:
         if connection is not None:
             connection.close()
 
-    def _begin(self, connection: psycopg.Connection, *, locked: bool) -> PostgresView:
+    def _begin(self, connection: psycopg.Connection, front: int, *, locked: bool) -> PostgresView:
         if not locked:  # a lock alone would leave the snapshot from before it
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # The changes of a window are staged within the transaction.
@@ -106,7 +113,8 @@ class PostgresComparer:
         row = (commits.lock if locked else commits.read)(connection, self._name)
         if row.pipeline is not None and not row.is_of(self._owner):
             raise TableRejected(f"{self._label} is written by another sink")
-        through = row.through if row.owner == self._owner.uid else None
+        # A table without changes in the last commits does not say that it has them.
+        through = max(front, row.through) if row.owner == self._owner.uid else front
         return PostgresView(connection, self._config, self._owner, self._name, relation[0], through)
 
     def _problem(self, error: psycopg.Error) -> DeltaforgeError:
@@ -123,7 +131,7 @@ class PostgresView:
     owner: TableOwner
     name: tuple[str, str]
     relation: int
-    through: int | None
+    through: int
     _columns: Sequence[TargetColumn] = ()
     _keys: Sequence[str] = ()
 
@@ -161,9 +169,9 @@ class PostgresView:
         for row in found:
             key = tuple(row[f"k{number}"] for number in range(len(self._keys)))
             differences.setdefault(key, self._difference(row))
-        return ComparedRows(count[0], list(differences.values()))
+        return ComparedRows.counted(count[0], list(differences.values()))
 
-    def repair(self) -> None:
+    def repair(self) -> bool:
         """Give the keys of the window the rows that they should have; see `ComparedView.repair`."""
         self._check_repairable()
         table, keys = quoted(*self.name), self._keys
@@ -181,11 +189,13 @@ class PostgresView:
         execute(f"DELETE FROM {table} AS t WHERE EXISTS ({window}) AND EXISTS ({other})")
         execute(self._merge())
         execute(f"{self._removal} WHERE EXISTS ({window}) AND NOT EXISTS ({row})")
+        return True
 
-    def remove_extra_rows(self) -> None:
+    def remove_extra_rows(self) -> bool:
         """Delete the rows whose keys no window had; see `ComparedView.remove_extra_rows`."""
         self._check_repairable()
         self.connection.execute(f"{self._removal} WHERE {self._extra()}")
+        return True
 
     def extra_rows(self) -> ComparedRows:
         """Return the rows whose keys no window had; see `ComparedView.extra_rows`."""
@@ -197,7 +207,7 @@ class PostgresView:
         differences = [
             RowDifference("extra", dict(zip(self._keys, row, strict=True))) for row in rows
         ]
-        return ComparedRows(count[0], differences)
+        return ComparedRows(kinds={"extra": count[0]}, listed=differences)
 
     def _extra(self) -> str:
         """Return the condition that no window had a row's key, and no change has added it."""

@@ -308,6 +308,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({"spec.engine.checkpoint": {"seed": {"type": "position", "position": {"file": "b.1", "pos": 4}}}}, "4: spec: engine.checkpoint.seed.position: is the position of another kind of source"),
         ({"spec.batch": {"max_events": 1.5}}, "25: spec.batch.max_events: must be a whole number"),
         ({"spec.engine.run.renew_seconds": 20}, "25: spec.engine.run: renew_seconds must be at most half of lease_seconds (one late renewal would lose the lease)"),
+        ({"spec.engine.run.max_seconds": 86401}, "26: spec.engine.run.max_seconds: must be at most 86400"),
         ({"spec.engine.segment.min_ms": 2000}, "25: spec.engine.segment: min_ms must not be above max_ms"),
         ({"spec.engine.segment.min_ms": -1}, "26: spec.engine.segment.min_ms: must be at least 0"),
         ({"spec.engine.deliver.backoff_initial_seconds": 61}, "25: spec.engine.deliver: backoff_initial_seconds must not be above backoff_max_seconds"),

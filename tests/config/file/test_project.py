@@ -33,9 +33,10 @@ attributes: {metadata: x}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Make a project with a pipeline in a component, one that a component names, and other files."""
-    defs = tmp_path / "src" / "shop" / "defs"
+    project = tmp_path / "project"
+    defs = project / "src" / "shop" / "defs"
     for path, text in {
-        tmp_path / "pyproject.toml": PYPROJECT,
+        project / "pyproject.toml": PYPROJECT,
         defs / "orders" / "defs.yaml": INLINE,
         defs / "returns" / "defs.yaml": NAMED,
         defs.parent / "returns.yaml": PIPELINE,
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return tmp_path
+    return project
 
 
 def test_a_project_is_a_directory_of_pipelines(folder: Path) -> None:
@@ -58,6 +59,15 @@ def test_a_project_is_a_directory_of_pipelines(folder: Path) -> None:
     assert returns == folder / "src" / "shop" / "returns.yaml"
     assert is_project(folder)
     assert not is_project(folder / "src")
+
+
+def test_a_project_among_pipeline_files(folder: Path) -> None:
+    """Below a folder of pipeline files, a project has its components' pipelines, and no others."""
+    (folder.parent / "visits.yaml").write_text(PIPELINE.replace("returns", "visits"))
+
+    names = [pipeline.name for pipeline in load_pipelines(folder.parent)]
+
+    assert sorted(names) == ["orders", "returns", "visits"]
 
 
 def test_several_pipelines_in_one_file(tmp_path: Path) -> None:

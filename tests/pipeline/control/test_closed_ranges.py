@@ -74,3 +74,25 @@ def test_plots_are_of_what_somebody_watches(sqlite_store: StateStore) -> None:
         # It would be shown as that of the whole asset.
         assert "dagster/row_count" not in due.metadata
         assert (due.metadata["first_segment"], due.metadata["last_segment"]) == ("1", "2")
+
+
+def test_a_sink_that_was_added_later_says_since_when(sqlite_store: StateStore) -> None:
+    """First of all, and only while ranges that it will never have are kept; other sinks do not say it."""
+    lease = held(sqlite_store, "cache")
+    capture(sqlite_store, lease, 1)
+    sqlite_store.pipelines.register(NAME, "spec-2", ["cache", "late"], {"late": "tail"})
+    capture(sqlite_store, lease, 2)
+    deliver(sqlite_store, lease, "cache", 2)
+    deliver(sqlite_store, lease, "late", 2)
+
+    def first_words() -> dict[str, tuple[str, object]]:
+        return {one.asset: next(iter(one.metadata.items())) for one in pending(sqlite_store, NAME)}
+
+    assert [one.range for one in pending(sqlite_store, NAME) if one.asset == "late"] == [2]
+    assert first_words()["late"] == ("since", "range 2; earlier ones are not for this sink")
+    assert {first_words()[asset][0] for asset in ("cache", CHANGES)} == {"lag_seconds"}
+    for asset in ("cache", CHANGES):
+        sqlite_store.ranges.mark_published(NAME, 1, asset)
+    sqlite_store.segments.expire(NAME, [1])
+    assert sqlite_store.ranges.expire(NAME, [1]) == [1]
+    assert first_words()["late"][0] == "lag_seconds"

@@ -7,157 +7,17 @@ import json
 import os
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.pipeline.reconcile.compare import CompareOptions, TableComparison
 from deltaforge_dagster.pipeline.reconcile.reports import TableReport, exit_code
-from deltaforge_lab.servers.postgres import PostgresServer
-from tests.e2e.conftest import Shop
 from tests.e2e.deployment import eventually
-from tests.fix_spark import SparkAddress
-from tests.pipeline.ends import MysqlShop
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.reconcile.copies import MakeCopied, goods, rows
 from tests.pipeline.snapshotting import Writers, fill
-from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.mysql]
-
-PIPELINE = """\
-metadata: {{name: feed, tenant: acme}}
-spec:
-  source: {{type: {type}, config: {{id: shop, dsn: "{dsn}", {more}tables: ["{schema}.{table}"]}}}}
-  sinks:
-    - {{type: postgres, config: {{id: copy, dsn: "{copy}", table: "${{source.table}}", commit_seconds: 0.1}}}}
-    - {{type: postgres, config: {{id: past, dsn: "{copy}", table: past, mode: history, commit_seconds: 0.1}}}}
-  engine: {{run: {{idle_seconds: 600, lease_seconds: 20, renew_seconds: 0.5}}}}
-"""
-
-
-@dataclass
-class Copied:
-    """A table and its copies: the current rows in `copy`, their versions in `past`.
-
-    Attributes:
-        feed: The pipeline.
-        dsn: The database of the copies.
-    """
-
-    feed: Feed
-    dsn: str
-
-    def damage(self, *statements: str) -> None:
-        """Execute statements in the database of the copies."""
-        with psycopg.connect(self.dsn) as connection:
-            for statement in statements:
-                connection.execute(statement)
-
-    def deliver(self, *statements: str) -> None:
-        """Execute statements at the source, if there are any, and deliver what they change."""
-        if statements:
-            self.feed.shop.execute(*statements)
-        outcome = self.feed.catch_up()
-        assert (outcome.sink_errors, outcome.behind) == ({}, {})
-
-    def compare(self, **options: Any) -> dict[str, TableReport]:
-        """Return the report of each sink."""
-        feed = self.feed
-        source = feed.opened.source_builder(feed.loaded)()
-        try:
-            comparison = TableComparison(
-                feed.loaded, feed.store, feed.opened.journal, source, CompareOptions(**options)
-            )
-            return {report.sink: report for report in comparison.execute()}
-        finally:
-            source.close()
-
-
-MakeCopied = Callable[..., Copied]
-
-
-@pytest.fixture
-def make_copied(
-    postgres_server: PostgresServer,
-    mysql_dsn: str,
-    spark_server: SparkAddress,
-    tmp_path: Path,
-) -> Iterator[MakeCopied]:
-    """Make a table in PostgreSQL or MySQL, and a pipeline that copies it."""
-    with ExitStack() as stack:
-
-        def make(kind: str, table: str, make_table: Callable[[Shop], None]) -> Copied:
-            shop: Shop
-            if kind == "postgres":
-                slot, schema = f"r_{uuid.uuid4().hex[:12]}", "public"
-                shop = Shop(postgres_server.create_database(), "")
-                more = f"slot: {slot}, publication: {slot}, "
-                stack.callback(_drop_slot, shop.dsn)
-            else:
-                schema, more = stack.enter_context(MysqlBench(mysql_dsn)).database, ""
-                shop = DatabaseShop(mysql_dsn, "", schema)
-            make_table(shop)
-            copy = postgres_server.create_database()
-            text = PIPELINE.format(
-                type=kind, dsn=shop.dsn, more=more, schema=schema, table=table, copy=copy
-            )
-            feed = stack.enter_context(
-                opened_feed(shop, tmp_path / "feed.yaml", text, spark_server)
-            )
-            return Copied(feed, copy)
-
-        yield make
-
-
-@dataclass(frozen=True)
-class DatabaseShop(MysqlShop):
-    """A shop whose statements need not name their database.
-
-    Attributes:
-        database: The database.
-    """
-
-    database: str = ""
-
-    def execute(self, *statements: str) -> None:
-        """Execute statements in one transaction, in the database."""
-        super().execute(f"USE {self.database}", *statements)
-
-
-def _drop_slot(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        query = "SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"
-        eventually(lambda: connection.execute(query).fetchone() is None)
-        connection.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-            " WHERE database = current_database()"
-        )
-
-
-def goods(shop: Shop) -> None:
-    """Make a table with columns that damage can hit."""
-    instant = "timestamp(6)" if isinstance(shop, MysqlShop) else "timestamptz"
-    shop.execute(
-        f"CREATE TABLE goods (id int PRIMARY KEY, name varchar(50), note varchar(200), first int, last int,"
-        f" price decimal(20,10), weight double precision, at {instant} NULL)"
-    )
-
-
-def rows(first: int, last: int) -> str:
-    """Return the statement that inserts goods."""
-    values = (
-        f"({n}, 'name {n}', 'a note of {n} that is long', {n}, {n + 1}, {n}.0123456789, {n}.1, '2024-05-0{n % 9 + 1} 12:00:00')"
-        for n in range(first, last + 1)
-    )
-    return f"INSERT INTO goods VALUES {', '.join(values)}"
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])

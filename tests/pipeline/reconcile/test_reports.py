@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.pipeline.reconcile.reports import MOST_SHOWN, TableReport, exit_code
-from deltaforge_dagster.sinks.tables.comparer import ComparedRows, RowDifference
+from deltaforge_dagster.pipeline.reconcile.reports import TableReport, exit_code
+from deltaforge_dagster.sinks.tables.comparer import MOST_LISTED, ComparedRows, RowDifference
 
 CHANGED = RowDifference(
     "different", {"id": "1"}, ["a", "b"], {"a": "x", "b": None}, {"a": "y", "b": "z"}
@@ -13,14 +13,16 @@ CHANGED = RowDifference(
 def report(*differences: RowDifference, problem: str | None = None) -> TableReport:
     """Return the report of a table of two windows, the first of which was compared."""
     made = TableReport("copy", "public.items", ("public", "items"), windows=2, problem=problem)
-    made.add(ComparedRows(10, differences))
+    made.add(ComparedRows.counted(10, differences))
     return made
 
 
 def test_what_is_counted() -> None:
     """Rows are counted by kind, different ones also by column; extra rows may be more than are listed."""
     counted = report(CHANGED, CHANGED, RowDifference("missing", {"id": "2"}))
-    counted.add_extra(ComparedRows(1000, [RowDifference("extra", {"id": "3"})]))
+    counted.add_extra(
+        ComparedRows(kinds={"extra": 1000}, listed=[RowDifference("extra", {"id": "3"})])
+    )
     found = counted.to_json(values=False)
 
     assert (found["rows"], found["equal"], found["missing"], found["extra"]) == (10, 7, 1, 1000)
@@ -30,11 +32,11 @@ def test_what_is_counted() -> None:
 
 def test_values_are_shown_on_request_only() -> None:
     """Only then a report has keys and values, those of the first rows that differ."""
-    shown = report(*[CHANGED] * (MOST_SHOWN + 1))
+    shown = report(*[CHANGED] * (MOST_LISTED + 1))
 
     assert "shown" not in shown.to_json(values=False)
     rows = shown.to_json(values=True)["shown"]
-    assert len(rows) == MOST_SHOWN
+    assert len(rows) == MOST_LISTED
     assert rows[0] == {
         "kind": "different",
         "key": {"id": "1"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from psycopg import conninfo
 
 from deltaforge_dagster.assets.execution import failure_of
 from deltaforge_dagster.pipeline.control.catalog import without_file
+from deltaforge_dagster.pipeline.control.journal_space import expire
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.run.leased_work import LeasedWork
@@ -181,6 +183,37 @@ def test_a_run_ends_when_the_desired_state_changes(make_feed: MakeFeed, desired:
     assert feed.catch_up().captured == 0
     feed.store.pipelines.set_desired_state("feed", "running")
     assert feed.catch_up().captured == 1
+
+
+def test_a_resident_run_goes_on_until_other_code_ticks(make_feed: MakeFeed) -> None:
+    """It idles for longer than others may; its ranges are closed, published and pruned meanwhile."""
+    feed = make_feed(
+        run="{max_seconds: 0, idle_seconds: 0.2, lease_seconds: 120, renew_seconds: 0.2}",
+        range_="{max_seconds: 0.2}\n    journal: {retention_hours: 0}",
+    )
+    feed.store.pipelines.note_code(feed.name, "1.0 in shop:1")
+    run = feed.begin(code="1.0 in shop:1")
+
+    def delivered(count: int) -> bool:
+        return len(feed.delivered("customers")) == count
+
+    for number in (1, 2, 3):
+        insert(feed.shop, number, number)
+        eventually(partial(delivered, number), what="the delivery")
+        eventually(lambda: not feed.store.ranges.read(feed.name, state="open"), what="its end")
+        eventually(lambda: not feed.store.ranges.unpublished(feed.name), what="publication")
+        eventually(
+            lambda: expire(feed.store, feed.opened.journal, feed.loaded).segments, what="pruning"
+        )
+    assert feed.store.ranges.read(feed.name) == []
+    renewed = expires_at(feed)
+    eventually(lambda: expires_at(feed) > renewed + 1, what="renewals, which go on while it idles")
+    assert not run.ended
+
+    feed.store.pipelines.note_code(feed.name, "1.0 in shop:2")
+    outcome = run.outcome()
+    assert (outcome.reason, outcome.captured, outcome.ranges) == ("code changed", 3, 3)
+    assert failure_of(outcome) is None
 
 
 def test_a_lease_lost_while_the_work_begins(

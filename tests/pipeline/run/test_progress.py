@@ -228,3 +228,26 @@ def test_a_commit_that_has_begun_is_finished(sqlite_store: StateStore, tmp_path:
     assert end.reason() is None
     capture.segments.clear()
     assert end.reason() == "max_seconds"
+
+
+@pytest.mark.parametrize(("captures", "reasons"), [(True, [None, None]), (False, ["idle", "idle"])])
+def test_a_resident_run_ends_by_itself_only_if_it_does_not_capture(
+    sqlite_store: StateStore, tmp_path: Path, captures: bool, reasons: list[str | None]
+) -> None:
+    """Neither time nor idleness ends one that captures; that of a paused pipeline has nothing to wait for."""
+    (tmp_path / "p.yaml").write_text(PIPELINE + "  engine: {run: {max_seconds: 0}}\n")
+    sqlite_store.pipelines.register("p", "hash", ["s"])
+    capture = Capturing()
+    capture.chunks_waiting = False
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+        options(until_caught_up=False),
+        None,
+        deliverers=cast("Any", Delivering(capture)),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=cast("Any", capture) if captures else None,
+    )
+    end._began -= 86_400
+
+    assert [end.reason(), end.reason()] == reasons

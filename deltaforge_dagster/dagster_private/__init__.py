@@ -1,8 +1,9 @@
 """All that is used of Dagster's private modules, as read in Dagster 1.13; with each, why.
 
 Nothing of Dagster is replaced: these names are called, inherited from, or used in annotations. A
-release of Dagster that moves one of them fails here. Modules that a code server does not load
-anyway are imported by the functions that need them.
+release of Dagster that moves one of them fails here. Modules that `import dagster` does not load
+anyway are imported by the functions that need them, or named in `storage`, which definitions do not
+import.
 """
 
 # ruff: noqa: PLC0415
@@ -22,23 +23,8 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import LaunchRunContext
 from dagster._core.origin import JobPythonOrigin
 
-# The states of ticks: `DagsterInstance.purge_ticks` takes them.
-from dagster._core.scheduler.instigation import TickStatus
-
 # What `DagsterInstance.event_log_storage.get_latest_asset_check_execution_by_key` returns.
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
-
-# Where a run's output goes. The base class is public in the documentation, its parts are not.
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
-
-# Events without a run have no public function that deletes them (`sensors.history`).
-from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
-from dagster._core.storage.event_log.schema import (
-    AssetCheckExecutionsTable,
-    AssetEventTagsTable,
-    SqlEventLogStorageTable,
-)
-from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 
 # An argument of `from_config_value`, which every class that `dagster.yaml` names has.
 from dagster._serdes import ConfigurableClassData
@@ -54,19 +40,10 @@ __all__ = [
     "RUNLESS_RUN_ID",
     "RUN_MODULES",
     "AssetCheckExecutionRecord",
-    "AssetCheckExecutionsTable",
-    "AssetEventTagsTable",
-    "CapturedLogContext",
-    "ComputeIOType",
     "ConfigurableClassData",
     "InstanceRef",
     "JobPythonOrigin",
     "LaunchRunContext",
-    "LocalComputeLogManager",
-    "SqlEventLogStorage",
-    "SqlEventLogStorageTable",
-    "SqliteEventLogStorage",
-    "TickStatus",
     "UnresolvedAssetJobDefinition",
     "execute_run",
     "get_next_cron_tick",

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from deltaforge_dagster.pipeline.run.live import interrupted_afterwards, uninterrupted
+from deltaforge_dagster.pipeline.interrupts import interrupted_afterwards, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,0 +1,1 @@
+"""A shop's pipeline, and what is made of its tables."""

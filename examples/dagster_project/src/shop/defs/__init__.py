@@ -1,0 +1,1 @@
+"""What Dagster loads: components, and Python files."""
