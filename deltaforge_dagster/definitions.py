@@ -28,6 +28,7 @@ from deltaforge_dagster.assets.pipeline import (
     build_snapshot_asset,
     build_snapshot_job,
 )
+from deltaforge_dagster.assets.reconcile import build_reconcile_checks, build_reconcile_job
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
@@ -41,6 +42,7 @@ from deltaforge_dagster.resources.platform import (
 from deltaforge_dagster.sensors.every_tick import TickCache
 from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.live import (
+    build_reconcile_schedule,
     build_retention,
     build_schedule,
     build_sensor,
@@ -104,6 +106,7 @@ def compose(
     cache = TickCache(platform)
     room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []
+    checks = [build_health_check(pipeline, platform) for pipeline in pipelines]
     for pipeline in valid:
         own = [build_pipeline_job(pipeline), build_snapshot_job(pipeline)]
         jobs += own
@@ -117,13 +120,19 @@ def compose(
             job = build_maintenance_job(pipeline, sink)
             jobs.append(job)
             schedules.append(build_maintenance_schedule(job, options))
+        if own_tables := tables.get(pipeline.name, ()):
+            job = build_reconcile_job(pipeline, own_tables)
+            jobs.append(job)
+            checks.append(build_reconcile_checks(pipeline, own_tables, platform))
+            if pipeline.spec.spec.engine.reconcile.every is not None:
+                schedules.append(build_reconcile_schedule(pipeline, job, own_tables, cache))
     for broken in former:
         jobs += [build_pipeline_job(broken.loaded), build_snapshot_job(broken.loaded)]
     if alerting := [pipeline for pipeline in valid if pipeline.spec.spec.engine.alerts]:
         # Imported only for alerts, because it has an HTTP client.
         from deltaforge_dagster.sensors.alerts import build_alerts_sensor  # noqa: PLC0415
 
-        sensors.append(build_alerts_sensor(alerting, cache, names.alerts))
+        sensors.append(build_alerts_sensor(alerting, tables, cache, names.alerts))
     sensors.append(build_files_sensor(names.files, pipelines, installed_now, tables, cache))
     retention, hourly = build_retention(valid, platform, names)
     return dg.Definitions(
@@ -143,7 +152,7 @@ def compose(
             ),
             *(build_health_asset(pipeline) for pipeline in pipelines),
         ],
-        asset_checks=[build_health_check(pipeline, platform) for pipeline in pipelines],
+        asset_checks=checks,
         jobs=[*jobs, retention],
         sensors=sensors,
         schedules=[*schedules, hourly],

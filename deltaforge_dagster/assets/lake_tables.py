@@ -72,6 +72,11 @@ class KnownTable:
     destination: Sequence[str] | None = None
     columns: dg.TableSchema | None = None
 
+    @property
+    def name(self) -> str:
+        """Full name of the source's table."""
+        return ".".join(self.source)
+
 
 def known_tables(
     settings: AnySettings, pipelines: Iterable[LoadedPipeline]

@@ -39,6 +39,10 @@ from deltaforge_dagster.config.sources import SnapshotOptions
 
 MIB, GIB = 1 << 20, 1 << 30
 
+_PERIOD = re.compile(r"[1-9][0-9]{0,3}[hd]")
+_TIME = r"((?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_DAY_WINDOW = re.compile(f"{_TIME}-{_TIME}")
+
 
 class RunLimits(Block):
     """How long a run lives, and how it holds its lease."""
@@ -236,6 +240,68 @@ class DagsterOptions(Block):
         return group
 
 
+class ReconcileOptions(Block):
+    """When the tables of sinks are compared with the source without a request."""
+
+    every: str | None = None
+    """How long after its last comparison a table is compared again, in hours or days: `12h`, `7d`.
+    By default tables are compared only on request ([reconcile](reconcile.md)).
+    """
+    window: str | None = None
+    """The time of day, in UTC, in which tables are compared: `01:00-05:00`. What is not reached by
+    its end is compared on the next day. By default at any time.
+    """
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How many rows a second are read from the source at most; by default any number."""
+
+    @field_validator("every")
+    @classmethod
+    def _check_every(cls, every: str | None) -> str | None:
+        if every is not None and not _PERIOD.fullmatch(every):
+            raise ValueError("must be a number of hours or days, such as 12h or 7d")
+        return every
+
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, window: str | None) -> str | None:
+        times = None if window is None else _DAY_WINDOW.fullmatch(window)
+        if window is not None and (times is None or times[1] == times[2]):
+            raise ValueError("must be two times of a day in UTC, such as 01:00-05:00")
+        return window
+
+    @model_validator(mode="after")
+    def _check_use(self) -> ReconcileOptions:
+        if self.every is None and (self.window is not None or self.rate is not None):
+            raise ValueError("window and rate need every: without it, nothing is compared")
+        return self
+
+    @property
+    def every_seconds(self) -> float | None:
+        """`every` in seconds."""
+        if self.every is None:
+            return None
+        return int(self.every[:-1]) * (3600.0 if self.every.endswith("h") else 86_400.0)
+
+    @property
+    def cron(self) -> str:
+        """When to look for tables that are due: as the window begins, or each hour."""
+        if self.window is None:
+            return "17 * * * *"
+        return f"{int(self.window[3:5])} {int(self.window[:2])} * * *"
+
+    def seconds_left(self, second: float) -> float | None:
+        """Return how long the window stays open; None without a window, 0 if it is closed.
+
+        Args:
+            second: Seconds since midnight, UTC.
+        """
+        if self.window is None:
+            return None
+        begin, end = (int(time[:2]) * 3600 + int(time[3:]) * 60 for time in self.window.split("-"))
+        length, since = (end - begin) % 86_400, (second - begin) % 86_400
+        return max(0.0, length - since)
+
+
 class ValueOptions(Block):
     """How events represent values that have several possible forms (docs/types.md)."""
 
@@ -410,6 +476,8 @@ class Engine(Block):
     """How events represent values ([types.md](types.md))."""
     postgres: PostgresOptions = PostgresOptions()
     """Options for PostgreSQL servers ([postgres.md](postgres.md))."""
+    reconcile: ReconcileOptions = ReconcileOptions()
+    """When the tables of sinks are compared with the source ([reconcile.md](reconcile.md))."""
     snapshot: SnapshotOptions = SnapshotOptions()
     """How much of the journal's disk snapshots may use ([snapshots.md](snapshots.md))."""
 

@@ -21,7 +21,9 @@ import httpx
 import orjson
 
 from deltaforge_dagster.assets.checks import check_specs
+from deltaforge_dagster.assets.lake_tables import KnownTable
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
+from deltaforge_dagster.assets.reconcile import reconciled_key
 from deltaforge_dagster.config.engine import AlertHook
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
@@ -67,9 +69,19 @@ class AlertProblem:
 
 
 def build_alerts_sensor(
-    pipelines: Sequence[LoadedPipeline], cache: TickCache, name: str
+    pipelines: Sequence[LoadedPipeline],
+    tables: Mapping[str, Sequence[KnownTable]],
+    cache: TickCache,
+    name: str,
 ) -> dg.SensorDefinition:
-    """Return the sensor, which is on by default."""
+    """Return the sensor, which is on by default.
+
+    Args:
+        pipelines: The pipelines with hooks.
+        tables: The tables of each pipeline's sinks, which have a check as well.
+        cache: The resources that ticks share.
+        name: The name of the sensor.
+    """
 
     @dg.sensor(
         name=name,
@@ -85,7 +97,7 @@ def build_alerts_sensor(
                 try:
                     current = reread(opened.store, pipeline)
                     if isinstance(current, LoadedPipeline):
-                        failing = problems(instance, current)
+                        failing = problems(instance, current, tables.get(pipeline.name, ()))
                         unreached += [
                             f"{pipeline.name}: {hook}"
                             for hook in notify(opened.store, current, failing)
@@ -99,14 +111,24 @@ def build_alerts_sensor(
     return alerts
 
 
-def problems(instance: dg.DagsterInstance, loaded: LoadedPipeline) -> list[AlertProblem]:
-    """Return the checks of a pipeline that fail now, and its newest live run if that failed."""
+def problems(
+    instance: dg.DagsterInstance, loaded: LoadedPipeline, tables: Sequence[KnownTable] = ()
+) -> list[AlertProblem]:
+    """Return the checks of a pipeline that fail now, and its newest live run if that failed.
+
+    Args:
+        instance: The Dagster instance.
+        loaded: The pipeline.
+        tables: The tables of its sinks.
+    """
     failing = []
-    for spec in check_specs(loaded):
-        shown = newest_evaluation(instance, spec.key)
+    keys = [spec.key for spec in check_specs(loaded)]
+    keys += [reconciled_key(loaded.name, table) for table in tables]
+    for key in keys:
+        shown = newest_evaluation(instance, key)
         if shown is not None and not shown.passed:
-            path = spec.asset_key.to_user_string()
-            failing.append(AlertProblem(path, spec.name, shown.severity.value))
+            path = key.asset_key.to_user_string()
+            failing.append(AlertProblem(path, key.name, shown.severity.value))
     live = dg.RunsFilter(tags={PIPELINE_TAG: loaded.name, RUN_TAG: "live"}, statuses=_ENDED)
     newest = instance.get_runs(live, limit=1)
     if newest and newest[0].status == dg.DagsterRunStatus.FAILURE:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from deltaforge_dagster.assets.lake_tables import KnownTable
 from deltaforge_dagster.assets.names import SharedNames, dagster_name, job_name, snapshot_job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
@@ -148,6 +149,35 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
             return dg.SkipReason(str(error))
 
     return snapshots
+
+
+def build_reconcile_schedule(
+    loaded: LoadedPipeline,
+    job: UnresolvedAssetJobDefinition,
+    tables: Sequence[KnownTable],
+    cache: TickCache,
+) -> dg.ScheduleDefinition:
+    """Return the schedule that compares the tables of a pipeline's sinks when they are due."""
+
+    @dg.schedule(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule=loaded.spec.spec.engine.reconcile.cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Compares tables of {loaded.name}'s sinks when they are due.",
+    )
+    def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        answer: dg.RunRequest | dg.SkipReason
+        try:
+            with cache.lend(context) as (instance, opened):
+                from deltaforge_dagster.sensors.reconcile import due_comparison  # noqa: PLC0415
+
+                answer = due_comparison(instance, opened.store, loaded, tables)
+        except DeltaforgeError as error:
+            answer = dg.SkipReason(f"{NOT_WELL}{error}")
+        return answer if isinstance(answer, dg.RunRequest) else red(answer)
+
+    return due
 
 
 def build_retention(

@@ -19,6 +19,7 @@ from deltaforge_dagster.assets.names import (
     partitions_name,
     snapshot_key,
 )
+from deltaforge_dagster.assets.reconcile import reconcile_job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
@@ -154,4 +155,5 @@ def _instigators(pipelines: Sequence[LoadedPipeline], names: SharedNames) -> set
         instigators |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
         jobs = (maintenance_job_name(loaded.name, sink) for sink in maintained_sinks(loaded))
         instigators |= {f"{job}_schedule" for job in jobs}
+        instigators.add(f"{reconcile_job_name(loaded.name)}_schedule")
     return instigators

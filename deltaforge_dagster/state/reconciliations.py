@@ -1,8 +1,8 @@
 """What was proven about tables of sinks, and which tables are being compared.
 
 Keys of the namespace `reconcile/{pipeline}` are `{sink}/{full name of the source's table}`. In the
-`Kv` the value is a `TableProof`. In the `Slot` it is who compares the table, and until when: a
-process that dies leaves a claim that expires.
+`Kv` the value is a `TableProof`. In the `Slot` it is a `TableClaim`: who compares the table, until
+when, and when it was compared before.
 """
 
 from __future__ import annotations
@@ -39,6 +39,24 @@ class TableProof:
         return {**asdict(self), "verified_through": orjson.loads(self.verified_through)}
 
 
+@dataclass(frozen=True, slots=True)
+class TableClaim:
+    """Who compares a table of a sink now, and when it was compared; seconds by the store's clock.
+
+    Attributes:
+        holder: Who compares it, empty for nobody.
+        until: When the claim expires, as the claim of a process that has died does.
+        begun: When the newest comparison began.
+        ended: When a comparison of all of the table ended, or one found that it cannot be compared;
+            0 for never.
+    """
+
+    holder: str = ""
+    until: float = 0.0
+    begun: float = 0.0
+    ended: float = 0.0
+
+
 class ReconciliationRepository:
     """The proofs of all pipelines: `StateStore.reconciliations`."""
 
@@ -65,19 +83,39 @@ class ReconciliationRepository:
             holder: Who compares it.
             seconds: How long the claim lasts.
         """
-        slot, key = Slot(self._database, _namespace(name)), _key(sink, table)
-        before, now = slot.get(key), self._database.now()
-        if before is not None:
-            claimed = orjson.loads(before.value)
-            if claimed["holder"] != holder and claimed["until"] > now:
-                return False
-        value = orjson.dumps({"holder": holder, "until": now + seconds})
-        return slot.compare_and_swap(key, 0 if before is None else before.version, value)
+        version, before = self._claim(name, sink, table)
+        now = self._database.now()
+        if before.holder not in {"", holder} and before.until > now:
+            return False
+        begun = before.begun if before.holder == holder else now
+        claim = TableClaim(holder, now + seconds, begun, before.ended)
+        slot = Slot(self._database, _namespace(name))
+        return slot.compare_and_swap(_key(sink, table), version, orjson.dumps(asdict(claim)))
 
-    def release(self, name: str, sink: str, table: str) -> None:
-        """End the claim of a table."""
-        value = orjson.dumps({"holder": "", "until": 0.0})
+    def release(self, name: str, sink: str, table: str, *, compared: bool) -> None:
+        """End the claim of a table.
+
+        Args:
+            name: The pipeline.
+            sink: The sink.
+            table: Full name of the source's table.
+            compared: Whether the comparison came to its end.
+        """
+        _, before = self._claim(name, sink, table)
+        ended = self._database.now() if compared else before.ended
+        value = orjson.dumps(asdict(TableClaim(begun=before.begun, ended=ended)))
         Slot(self._database, _namespace(name)).upsert(_key(sink, table), value)
+
+    def last(self, name: str, sink: str, table: str) -> TableClaim:
+        """Return when a table was compared, and who compares it now."""
+        return self._claim(name, sink, table)[1]
+
+    def _claim(self, name: str, sink: str, table: str) -> tuple[int, TableClaim]:
+        """Return the version and the value of a table's slot."""
+        stored = Slot(self._database, _namespace(name)).get(_key(sink, table))
+        if stored is None:
+            return 0, TableClaim()
+        return stored.version, TableClaim(**orjson.loads(stored.value))
 
 
 def _key(sink: str, table: str) -> str:

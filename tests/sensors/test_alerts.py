@@ -10,7 +10,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from deltaforge_dagster.assets.lake_tables import KnownTable
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, SharedNames, asset_key
+from deltaforge_dagster.assets.reconcile import reconciled_key
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
@@ -263,3 +265,25 @@ def test_an_address_that_is_none(url: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"engine\.alerts") as raised:
         load_pipeline(path)
     assert not url or url.startswith("$") or url not in str(raised.value)
+
+
+def test_a_table_that_differs(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+    """Its check counts like the pipeline's own ones."""
+    path = tmp_path / "orders.yaml"
+    path.write_text(PIPELINE.format(hooks="[]"))
+    loaded = load_pipeline(path)
+    table = KnownTable("copy", ("public", "orders"))
+    key = reconciled_key("orders", table)
+    instance.report_runless_asset_event(
+        dg.AssetCheckEvaluation(
+            asset_key=key.asset_key,
+            check_name=key.name,
+            passed=False,
+            severity=dg.AssetCheckSeverity.ERROR,
+        )
+    )
+
+    assert problems(instance, loaded) == []
+    assert problems(instance, loaded, [table]) == [
+        AlertProblem("orders/copy/public/orders_copy", "reconciled", "ERROR")
+    ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Annotated
 
 import typer
 
@@ -18,16 +18,12 @@ from deltaforge_dagster.cli.arguments import (
     select_pipeline,
 )
 from deltaforge_dagster.cli.output import position
-from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.reconcile.reports import TableReport, exit_code
-from deltaforge_dagster.resources.platform import Opened, Platform, build_source
+from deltaforge_dagster.resources.platform import Platform, build_source
 from deltaforge_dagster.resources.run_context import build_run_context
-
-if TYPE_CHECKING:  # importing it takes a second
-    from deltaforge_dagster.pipeline.reconcile.compare import CompareOptions
 
 
 def reconcile(
@@ -74,7 +70,10 @@ def reconcile(
     With --repair, it says what it has found, asks for confirmation on a terminal, repairs, and
     compares again, which the exit code is about.
     """
-    from deltaforge_dagster.pipeline.reconcile.compare import CompareOptions  # noqa: PLC0415
+    from deltaforge_dagster.pipeline.reconcile.compare import (  # noqa: PLC0415 - takes a second
+        CompareOptions,
+        TableComparison,
+    )
 
     part = _part(sample)
     if repair and part < 1.0:
@@ -83,18 +82,31 @@ def reconcile(
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     options = CompareOptions(sink, table, part, deadline, rate)
     repaired: list[TableReport] = []
-    with Platform(settings).open() as opened:
+    with (
+        Platform(settings).open() as opened,
+        closing(build_source(loaded.spec)) as source,
+    ):
         known_pipeline(opened.store, loaded.name)
+        sessions = build_run_context(opened, loaded).replay_sessions
+        comparison = TableComparison(
+            loaded, opened.store, opened.journal, source, sessions, options
+        )
 
-        def show(report: TableReport) -> None:
+        def show(report: TableReport) -> TableReport:
             if not json_output:
                 typer.echo("\n".join(_lines(report, values=show_values)))
+            return report
 
-        reports = _compare(opened, loaded, options, show)
+        reports = [show(report) for report in comparison.execute()]
         if repair and exit_code(reports) == 1:
             if sys.stdin.isatty() and not yes:
                 typer.confirm("Repair these rows of the sinks?", abort=True, err=True)
-            reports, repaired = _repair(opened, loaded, options, reports, show)
+            for number, report in enumerate(reports):
+                if report.differs:
+                    done, now = comparison.repair(report)
+                    _show_problem(done)
+                    reports[number] = show(now)
+                    repaired.append(done)
     code = exit_code(reports)
     if json_output:
         answer = {
@@ -105,55 +117,6 @@ def reconcile(
         }
         typer.echo(json.dumps(answer))
     raise typer.Exit(code)
-
-
-def _compare(
-    opened: Opened,
-    loaded: LoadedPipeline,
-    options: CompareOptions,
-    show: Callable[[TableReport], None],
-) -> list[TableReport]:
-    """Compare tables; return their reports, each of which was shown when it was there."""
-    from deltaforge_dagster.pipeline.reconcile.compare import (  # noqa: PLC0415 - takes a second
-        TableComparison,
-    )
-
-    source, context = build_source(loaded.spec), build_run_context(opened, loaded)
-    reports: list[TableReport] = []
-    try:
-        comparison = TableComparison(
-            loaded, opened.store, opened.journal, source, context.replay_sessions, options
-        )
-        for report in comparison.execute():
-            show(report)
-            reports.append(report)
-    finally:
-        source.close()
-    return reports
-
-
-def _repair(
-    opened: Opened,
-    loaded: LoadedPipeline,
-    options: CompareOptions,
-    reports: Sequence[TableReport],
-    show: Callable[[TableReport], None],
-) -> tuple[list[TableReport], list[TableReport]]:
-    """Repair the tables that differ, and compare them again.
-
-    Returns:
-        The reports of all tables as they are now, and what was repaired.
-    """
-    now: list[TableReport] = []
-    repaired: list[TableReport] = []
-    for report in reports:
-        if not report.differs:
-            now.append(report)
-            continue
-        only = replace(options, sink=report.sink, table=report.table)
-        repaired += _compare(opened, loaded, replace(only, repair=True), _show_problem)
-        now += _compare(opened, loaded, only, show)
-    return now, repaired
 
 
 def _show_problem(report: TableReport) -> None:
@@ -182,7 +145,7 @@ def _lines(report: TableReport, *, values: bool) -> Iterator[str]:
     if report.problem is not None:
         yield f"{where}: NOT COMPARED: {report.problem}"
     if report.compared:
-        yield f"{where}: {_verdict(report)} ({_extent(report)})"
+        yield f"{where}: {report.verdict} ({_extent(report)})"
     for column, rows in sorted(report.columns.items()):
         yield f"  column {column}: different in {pluralize(rows, 'row')}"
     for difference in report.shown if values else ():
@@ -191,14 +154,6 @@ def _lines(report: TableReport, *, values: bool) -> Iterator[str]:
             pair = difference.source[column], difference.sink[column]
             source, sink = (json.dumps(value, ensure_ascii=False) for value in pair)
             yield f"    {column}: {source} at the source, {sink} at the sink"
-
-
-def _verdict(report: TableReport) -> str:
-    if not report.differs:
-        return "equal"
-    kinds = ("missing", "extra", "different", "duplicate")
-    counts = [(kind, getattr(report, kind)) for kind in kinds]
-    return "DIFFERS: " + ", ".join(f"{count:,} {kind}" for kind, count in counts if count)
 
 
 def _extent(report: TableReport) -> str:

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import (
@@ -137,13 +137,24 @@ class TableComparison:
                 problem = "nothing of it was captured yet, neither a change nor a snapshot"
                 yield TableReport(config.id, name, (), problem=problem)
 
+    def repair(self, report: TableReport) -> tuple[TableReport, TableReport]:
+        """Repair a table that differs, and compare it again.
+
+        Returns:
+            What was repaired, and how the table is now.
+        """
+        only = replace(self.options, sink=report.sink, table=report.table)
+        (repaired,) = replace(self, options=replace(only, repair=True)).execute()
+        (now,) = replace(self, options=only).execute()
+        return repaired, now
+
     def _report(
         self, config: TableSinkConfig, kind: TableSinkType[TableSinkConfig], table: TableSchema
     ) -> TableReport:
         report = TableReport(config.id, table.full_name, ())
         try:
             report.destination = config.name_of(table.db, table.schema, table.table)
-            with self._claimed(config.id, table.full_name) as prolong:
+            with self._claimed(report) as prolong:
                 self._compare(config, kind, table, report, prolong)
         except DeltaforgeError as error:
             report.problem = str(error)
@@ -201,20 +212,24 @@ class TableComparison:
         return kind.build_comparer(config, owner, destination)
 
     @contextlib.contextmanager
-    def _claimed(self, sink: str, table: str) -> Iterator[Callable[[], None]]:
+    def _claimed(self, report: TableReport) -> Iterator[Callable[[], None]]:
         """Claim a table; provide what prolongs the claim."""
-        holder, name = uuid.uuid4().hex, self.loaded.name
+        holder, name, claims = uuid.uuid4().hex, self.loaded.name, self.store.reconciliations
 
         def claim() -> None:
-            claims = self.store.reconciliations
-            if not claims.claim(name, sink, table, holder, _CLAIM_SECONDS):
+            if not claims.claim(name, report.sink, report.table, holder, _CLAIM_SECONDS):
                 raise NotAllowed("another comparison of it is under way")
 
         claim()
+        compared = False
         try:
             yield claim
+            compared = report.whole
+        except (NotAllowed, TableRejected):
+            compared = True  # as far as it can be
+            raise
         finally:
-            self.store.reconciliations.release(name, sink, table)
+            claims.release(name, report.sink, report.table, compared=compared)
 
     def _sinks(self) -> list[tuple[TableSinkConfig, TableSinkType[TableSinkConfig]]]:
         """Return the chosen sinks that keep tables."""

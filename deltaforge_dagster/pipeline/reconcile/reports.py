@@ -64,6 +64,15 @@ class TableReport:
         """Which part of the table was compared, from 0 to 1."""
         return self.compared / self.windows if self.windows else 0.0
 
+    @property
+    def verdict(self) -> str:
+        """What people read about what was compared: `equal`, or what differs."""
+        if not self.differs:
+            return "equal"
+        kinds = ("missing", "extra", "different", "duplicate")
+        counts = [(kind, getattr(self, kind)) for kind in kinds]
+        return "DIFFERS: " + ", ".join(f"{count:,} {kind}" for kind, count in counts if count)
+
     def add(self, window: ComparedRows) -> None:
         """Add the rows of a window."""
         self.rows += window.rows
