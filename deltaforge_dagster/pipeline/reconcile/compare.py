@@ -271,6 +271,10 @@ class TableComparison:
         return ([tables[chosen]], []) if chosen in tables else ([], [chosen])
 
 
+class _RowsMoved(Retryable):
+    """Rows of other windows got keys of this one, and the log does not have all of their values."""
+
+
 class _TableComparison:
     """Compares one table of a sink."""
 
@@ -295,6 +299,7 @@ class _TableComparison:
         self._first: int | None = None
         self._last_read: tuple[Position, float] | None = None
         self._kept: list[StagedCommit] = []
+        self._moved = False  # whether changes of the last view gave rows other keys
 
     def execute(self, prolong: Callable[[], None]) -> None:
         """Compare window after window, then search for rows that no window had."""
@@ -432,7 +437,21 @@ class _TableComparison:
     def _compared(self, window: SourceWindow, front: int) -> ComparedRows:
         """Compare the rows of a window."""
         with self._view(front, window) as view:
-            return view.differences()
+            compared = view.differences()
+            self._check_moved(compared)
+            return compared
+
+    def _check_moved(self, compared: ComparedRows) -> None:
+        """Check that what differs is not what the log lacks of rows that got other keys.
+
+        Raises:
+            _RowsMoved: It may be; a new read of the window has all of these rows.
+        """
+        if compared.differs and self._moved:
+            raise _RowsMoved(
+                "rows differ, but rows whose large values the log lacks got other keys meanwhile; "
+                "try again while less is written"
+            )
 
     def _extra_rows(self, front: int) -> ComparedRows:
         """Search for rows that no window had."""
@@ -455,8 +474,11 @@ class _TableComparison:
         for _ in range(_REPAIRS):
             before = self._commits()
             with self._view(self._front(), window, locked=True) as view:
-                if not compare(view).differs:
+                compared = compare(view)
+                if not compared.differs:
                     return
+                if window is not None:
+                    self._check_moved(compared)
                 if self._counts(before) and repair(view):
                     if not compare(view).differs:
                         return
@@ -485,6 +507,7 @@ class _TableComparison:
         first, read_view = (
             (self._first, None) if window is None else (window.first, window.read_view)
         )
+        self._moved = False
         with self._comparer.view(front, locked=locked) as view:
             rows = None if window is None else table_of(window.staged)
             if rows is not None:
@@ -492,6 +515,7 @@ class _TableComparison:
             with self._expected.changes(first, view.through, read_view) as changes:
                 if changes is not None:
                     view.change(changes)
+                    self._moved = any(step.kind == "rekey" for step in changes.steps)
                 yield view
 
     def _commits(self) -> TableCommits:

@@ -12,7 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.pipeline.reconcile.expected import ExpectedRows
 from deltaforge_dagster.pipeline.reconcile.reports import TableReport, exit_code
+from deltaforge_dagster.sinks.tables.staged import StagedCommit
+from deltaforge_dagster.sources.snapshot import ChunkRead
+from tests.e2e.conftest import Shop
 from tests.e2e.deployment import eventually
 from tests.pipeline.reconcile.copies import MakeCopied, goods, rows
 from tests.pipeline.snapshotting import Writers, fill
@@ -81,6 +85,40 @@ def test_damage_is_found_and_named(make_copied: MakeCopied, kind: str) -> None:
     copied.damage("UPDATE past SET name = 'another' WHERE id = 3")
     past = copied.compare(sink="past", repair=True)["past"]
     assert "cannot be repaired: with mode history" in (past.problem or "")
+
+
+def test_a_large_value_that_moves_into_a_window(
+    make_copied: MakeCopied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row from elsewhere gets a key of the window after the read, and the log lacks its value: it is read again."""
+
+    def documents(shop: Shop) -> None:
+        shop.execute("CREATE TABLE documents (id int PRIMARY KEY, body text)")
+        shop.execute("ALTER TABLE documents ALTER body SET STORAGE EXTERNAL")
+
+    copied = make_copied("postgres", "documents", documents)
+    copied.deliver(
+        "INSERT INTO documents SELECT n, repeat(md5(n::text), 100) FROM generate_series(1, 9) n"
+    )
+    read, moved = ExpectedRows.rows, iter([False, True, False])
+
+    def read_and_move(expected: ExpectedRows, chunk: ChunkRead, number: int) -> StagedCommit:
+        staged = read(expected, chunk, number)
+        if next(moved, False):  # the second window; the row was read with the first
+            copied.deliver(
+                "DELETE FROM documents WHERE id = 9", "UPDATE documents SET id = 9 WHERE id = 1"
+            )
+        return staged
+
+    monkeypatch.setattr(ExpectedRows, "rows", read_and_move)
+    report = copied.compare(sink="copy", window_rows=5)["copy"]
+
+    assert (report.problem, report.shown, report.whole) == (None, [], True)
+    assert next(moved, None) is None  # the window was read again
+    copied.damage("UPDATE documents SET body = 'x' WHERE id = 9")
+    repaired = copied.compare(sink="copy", window_rows=5, repair=True)["copy"]
+    assert (repaired.problem, repaired.different) == (None, 1)
+    assert not copied.compare(sink="copy")["copy"].differs
 
 
 @pytest.mark.soak("reconcile")
