@@ -96,7 +96,7 @@ _DENIED = re.compile(
 
 
 _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
-    SparkFailure.LOST: (SparkUnavailable, "Spark was lost while it wrote to {table} ({reason})"),
+    SparkFailure.LOST: (SparkUnavailable, "Spark was lost while it worked on {table} ({reason})"),
     SparkFailure.CONFLICT: (
         TableRejected,
         (
@@ -141,7 +141,7 @@ _TRANSLATIONS: Mapping[SparkFailure, tuple[type[DeltaforgeError], str]] = {
     ),
     SparkFailure.REJECTED: (
         TableRejected,
-        "{table} cannot be written ({reason}); the log of the Spark server says more",
+        "{table}: Spark has failed ({reason}); the log of the Spark server says more",
     ),
 }
 """The errors to raise, and their texts."""
