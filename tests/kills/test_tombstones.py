@@ -16,14 +16,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.soak("kills"))])
+@pytest.mark.soak("kills")
 @pytest.mark.timeout(1800)
-def test_deletes_and_moves_arrive_whole(make_campaign: MakeCampaign, kills: int) -> None:
+def test_deletes_and_moves_arrive_whole(make_campaign: MakeCampaign) -> None:
     """Each delete once with its tombstone right behind it, each update of a key as both its halves."""
     campaign = make_campaign(moves=True)
     with campaign.under_load():
         campaign.kill_at(f"sink-sent:{campaign.rng.randint(1, 4)}")
-        for _ in range(kills - 1):
+        for _ in range(24):
             campaign.kill_at_random()
         eventually(lambda: campaign.workload.moved > 0, what="a row that moves")
     campaign.catch_up()

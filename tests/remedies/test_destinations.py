@@ -38,6 +38,7 @@ def test_a_column_that_must_not_be_null(patient: Patient) -> None:
     assert (patient.unequal(), patient.problems) == ([], [])
 
 
+@pytest.mark.soak("remedies")
 def test_a_column_that_was_dropped(patient: Patient) -> None:
     """The column does not come back with nulls: the table is held until it was loaded again."""
     patient.begin()

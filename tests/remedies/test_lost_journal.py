@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.soak("remedies")
 def test_what_only_the_journal_had(patient: Patient) -> None:
     """`status` names the command, as `journal rebuild` does, which refuses; after it, sinks equal the source."""
     patient.write()

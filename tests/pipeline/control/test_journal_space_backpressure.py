@@ -152,7 +152,12 @@ def test_delivered_segments_go_before_their_time(limited: Callable[..., Limited]
 
 
 @pytest.mark.parametrize(
-    "fault", ["fail_before", pytest.param("hang", marks=pytest.mark.soak("faults")), "pause"]
+    "fault",
+    [
+        "fail_before",
+        pytest.param("hang", marks=pytest.mark.soak("faults")),
+        pytest.param("pause", marks=pytest.mark.soak("faults")),
+    ],
 )
 def test_an_optional_sink_is_detached(limited: Callable[..., Limited], fault: str) -> None:
     """It keeps its checkpoint and gets nothing more; the other sink has everything."""

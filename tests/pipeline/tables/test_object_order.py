@@ -110,7 +110,7 @@ class Objects:
 MakeObjects = Callable[..., Objects]
 
 
-@pytest.fixture(params=["postgres", "mysql"])
+@pytest.fixture(params=["postgres", pytest.param("mysql", marks=pytest.mark.soak("formats"))])
 def make_objects(request: Any, spark_server: SparkAddress, tmp_path: Path) -> Iterator[MakeObjects]:
     """Make a feed of a new table, from each database."""
     is_mysql = request.param == "mysql"
