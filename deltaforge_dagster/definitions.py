@@ -106,7 +106,9 @@ def compose(
     cache = TickCache(platform)
     room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
     jobs, sensors, schedules = [], [], []
-    checks = [build_health_check(pipeline, platform) for pipeline in pipelines]
+    checks: list[dg.AssetsDefinition] = [
+        build_health_check(pipeline, platform) for pipeline in pipelines
+    ]
     for pipeline in valid:
         own = [build_pipeline_job(pipeline), build_snapshot_job(pipeline)]
         jobs += own
