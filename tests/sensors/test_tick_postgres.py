@@ -19,7 +19,7 @@ from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health.health import Health, health
 from deltaforge_dagster.resources.platform import build_source
-from deltaforge_dagster.sensors import report
+from deltaforge_dagster.sensors import report, watch_room
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
@@ -240,7 +240,7 @@ def watching(
     bench: PostgresBench, made: Ticked, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Future[dg.RunRequest | dg.SkipReason]]:
     """Tick in another thread; yield once the tick has found nothing and asks where the log ends."""
-    monkeypatch.setattr(module, "WATCH_SECONDS", 300.0)
+    monkeypatch.setattr(watch_room, "WATCH_SECONDS", 300.0)
     asks = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'deltaforge/orders'"
         " AND query LIKE 'SELECT pg_current_wal_flush_lsn%%' AND query_start > %s"
@@ -282,7 +282,7 @@ def test_a_tick_without_a_change_ends(
     """When its time is up the tick says what it says without a watch."""
     with PostgresBench(postgres_dsn) as bench:
         made = ticked(bench)
-        monkeypatch.setattr(module, "WATCH_SECONDS", 2.0)
+        monkeypatch.setattr(watch_room, "WATCH_SECONDS", 2.0)
         assert made.tick(WatchRoom(1)) == made.tick()
 
 
