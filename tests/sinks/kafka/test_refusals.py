@@ -194,12 +194,14 @@ def test_record_batches_that_compression_does_not_make_small_enough(
     given = batch(rows)
     given = replace(given, origin=ORIGIN) if transactional else given
 
-    assert sink.send(given, allow) == 19_990
+    while Batching.USUAL not in used:  # a busy machine may fill no batch that brokers refuse
+        assert sink.send(given, allow) == 19_990
+    smaller = used.index(Batching.USUAL)
     assert sink.send(given, allow) == 19_990
     sink.close()
 
-    assert used[0] is Batching.LARGE
-    assert set(used[1:]) == {Batching.USUAL}
+    assert set(used[:smaller]) == {Batching.LARGE}
+    assert set(used[smaller:]) == {Batching.USUAL}
     found = [int((one.value or b"")[:6]) for one in read_topic(kafka_server.brokers, topic)]
     assert found[-2000:] == [*range(2000)]
     assert repeats_only(found, 2000)
