@@ -29,9 +29,11 @@ from deltaforge_dagster.assets.pipeline import (
     build_snapshot_job,
 )
 from deltaforge_dagster.assets.reconcile import build_reconcile_checks, build_reconcile_job
+from deltaforge_dagster.assets.resync import build_resync_job
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.dagster_private import UnresolvedAssetJobDefinition
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
 from deltaforge_dagster.pipeline.control.specs import FormerPipeline
 from deltaforge_dagster.resources.platform import (
@@ -105,7 +107,8 @@ def compose(
     tables = known_tables(platform.settings, runnable)
     cache = TickCache(platform)
     room.admit(sum(pipeline.spec.spec.engine.dagster.schedule is None for pipeline in valid))
-    jobs, sensors, schedules = [], [], []
+    jobs: list[dg.JobDefinition | UnresolvedAssetJobDefinition] = []
+    sensors, schedules = [], []
     checks: list[dg.AssetsDefinition] = [
         build_health_check(pipeline, platform) for pipeline in pipelines
     ]
@@ -124,7 +127,7 @@ def compose(
             schedules.append(build_maintenance_schedule(job, options))
         if own_tables := tables.get(pipeline.name, ()):
             job = build_reconcile_job(pipeline, own_tables)
-            jobs.append(job)
+            jobs += [job, build_resync_job(pipeline, platform)]
             checks.append(build_reconcile_checks(pipeline, own_tables, platform))
             if pipeline.spec.spec.engine.reconcile.every is not None:
                 schedules.append(build_reconcile_schedule(pipeline, job, own_tables, cache))

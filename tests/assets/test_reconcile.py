@@ -12,6 +12,7 @@ import pytest
 from deltaforge_dagster.assets.lake_tables import KnownTable
 from deltaforge_dagster.assets.names import lake_table_key
 from deltaforge_dagster.assets.reconcile import reconcile_job_name, reconciled_key
+from deltaforge_dagster.assets.resync import resync_job_name
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
@@ -82,8 +83,28 @@ def test_tables_are_compared_and_repaired_on_request(
     assert repaired.passed
     assert repaired.description == "repaired: DIFFERS: 1 missing, 1 different; equal"
     assert repaired.metadata["verified_through"].value
-    none = compare(instance, max_seconds=0)
-    assert not none
+    assert not compare(instance, max_seconds=0)
+
+    def resync(**config: Any) -> tuple[bool, str]:
+        job = build_definitions(Settings.from_env()).resolve_job_def(resync_job_name("feed"))
+        (op,) = (node.name for node in job.nodes)
+        ended = job.execute_in_process(
+            instance=instance,
+            run_config={"ops": {op: {"config": config}}},
+            raise_on_error=False,
+        )
+        failures = [event.step_failure_data for event in ended.all_events if event.is_step_failure]
+        logged = [entry.user_message for entry in instance.all_logs(ended.run_id)]
+        return ended.success, "\n".join([*logged, *map(str, failures)])
+
+    resyncs = copied.feed.store.table_commits.resyncs
+    done, said = resync(sink="copy")
+    assert (done, resyncs("feed")) == (True, [])
+    assert "public.goods: 1 table of copy would be recreated" in said
+    done, said = resync(sink="nowhere", dry_run=False)
+    assert (done, "has no sink 'nowhere'" in said) == (False, True)
+    assert resync(sink="copy", tables=["public.goods"], dry_run=False)[0]
+    assert [wanted.sink for wanted in resyncs("feed")] == ["copy"]
 
 
 def loaded_with(tmp_path: Path, reconcile: str) -> LoadedPipeline:

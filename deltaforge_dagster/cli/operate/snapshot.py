@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated, Any, Self
 
 import typer
@@ -31,9 +31,8 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.pipeline.plural import duration, pluralize, size
 from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
-from deltaforge_dagster.pipeline.tables.resync import request_resync
+from deltaforge_dagster.pipeline.tables.resync import check_loadable, request_resync
 from deltaforge_dagster.resources.platform import Opened, Platform, build_source
-from deltaforge_dagster.sources.snapshot import SnapshotSource
 from deltaforge_dagster.state.snapshot_records import SnapshotProgress, SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -274,7 +273,8 @@ def resync(
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     with Platform(settings).open() as opened:
         register(opened.store, loaded)
-        _check_source(loaded)
+        with closing(build_source(loaded.spec)) as source:
+            check_loadable(loaded, source)
         names = [name.strip() for name in tables.split(",") if name.strip()]
         requested = request_resync(opened.store, loaded, sink, names)
         waits = opened.store.snapshots.unfinished(loaded.name)
@@ -289,17 +289,3 @@ def resync(
     )
     answer = {"pipeline": loaded.name, "sink": sink, "tables": list(requested)}
     say(text, answer, as_json=json_output)
-
-
-def _check_source(loaded: LoadedPipeline) -> None:
-    """Check that the source supports snapshots, without which recreated tables would stay empty.
-
-    Raises:
-        NotAllowed: It does not.
-    """
-    source = build_source(loaded.spec)
-    try:
-        if not isinstance(source, SnapshotSource):
-            raise NotAllowed(f"pipeline {loaded.name!r}: its source knows no snapshots")
-    finally:
-        source.close()

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.tables.config import TableSinkConfig
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.snapshot import SnapshotSource
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.table_commits import Destination
 
@@ -70,6 +72,16 @@ def resynced_tables(
             if destination in written
         }
     return {destination: name for name, destination in destinations.items()}
+
+
+def check_loadable(loaded: LoadedPipeline, source: Source) -> None:
+    """Check that a source has snapshots, without which recreated tables would stay empty.
+
+    Raises:
+        NotAllowed: It has none.
+    """
+    if not isinstance(source, SnapshotSource):
+        raise NotAllowed(f"pipeline {loaded.name!r}: its source knows no snapshots")
 
 
 def _config(loaded: LoadedPipeline, sink: str) -> TableSinkConfig:
