@@ -12,6 +12,8 @@ import dagster as dg
 import pytest
 from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
 
+from deltaforge_dagster.assets import translator
+
 QUIET = [
     pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
     pytest.mark.filterwarnings("ignore::dagster.PreviewWarning"),
@@ -83,3 +85,9 @@ def keys(definitions: dg.Definitions) -> set[str]:
 def specs(definitions: dg.Definitions) -> dict[str, Any]:
     """Return the specs of assets by their key."""
     return {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+
+
+@pytest.fixture(autouse=True)
+def own_translations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the keys of assets afterwards: other tests have pipelines of the same names."""
+    monkeypatch.setattr(translator, "_translations", {})
