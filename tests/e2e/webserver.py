@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -150,9 +151,12 @@ class Webserver:
         partition: str | None = None,
         *,
         tags: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> str:
         """Launch one run, as *Materialize* and the launchpad do, and return its id once it has ended."""
-        return self._launch([self._params(job, assets, partition, tags)])[0]
+        params = self._params(job, assets, partition, tags)
+        params["runConfigData"] = json.dumps(config or {})
+        return self._launch([params])[0]
 
     def execute(self, check: dg.AssetCheckKey) -> str:
         """Launch the run of one check, as its *Execute* does, and return its id once it has ended."""

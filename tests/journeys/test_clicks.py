@@ -15,6 +15,7 @@ from deltaforge_dagster.assets.names import (
     asset_key,
     health_key,
     job_name,
+    lake_table_key,
     maintenance_key,
     partition_key,
     partitions_name,
@@ -23,7 +24,13 @@ from deltaforge_dagster.assets.names import (
     tables_name,
 )
 from deltaforge_dagster.assets.pipeline import WELL_CHECK
+from deltaforge_dagster.assets.reconcile import (
+    RECONCILED,
+    reconcile_job_name,
+    reconcile_op_name,
+)
 from deltaforge_dagster.pipeline.control.closed_ranges import CHANGES
+from deltaforge_dagster.sensors.report import newest_evaluation
 from tests.e2e.webserver import ASSET_JOB
 from tests.journeys.installation import NAME, ROWS, TABLE, Installation, wait
 
@@ -54,6 +61,7 @@ def test_what_the_ui_offers(installation: Installation) -> None:
     well = dg.AssetCheckKey(health_key(NAME), WELL_CHECK)
     here.ends_well(here.webserver.execute(well))
     maintenance(here)
+    comparison(here)
     retention(here)
     ended = {(run.job_name, run.status) for run in here.deployment.instance.get_runs()}
     assert not [job for job, status in ended if status == dg.DagsterRunStatus.FAILURE]
@@ -178,6 +186,29 @@ def maintenance(here: Installation) -> None:
     assert len(DeltaTable(folder).file_uris()) > 1
     here.ends_well(here.webserver.run(ASSET_JOB, [maintenance_key(NAME, "lake")]))
     assert len(DeltaTable(folder).file_uris()) == 1
+    assert here.equal()
+
+
+def comparison(here: Installation) -> None:
+    """A row that is gone from a table is missing until the job is told to repair it."""
+    table = {
+        sink: dg.AssetCheckKey(lake_table_key(NAME, sink, ("public", "customers")), RECONCILED)
+        for sink in ("copy", "lake")
+    }
+
+    def shown(sink: str) -> tuple[bool, str | None]:
+        evaluation = newest_evaluation(here.deployment.instance, table[sink])
+        assert evaluation is not None
+        return evaluation.passed, evaluation.description
+
+    with psycopg.connect(here.copy) as connection:
+        connection.execute("DELETE FROM copied.customers WHERE id = 3")
+    here.ends_well(here.webserver.execute(table["copy"]))
+    assert shown("copy") == (False, "DIFFERS: 1 missing")
+    repairs = {"ops": {reconcile_op_name(NAME): {"config": {"repair": True}}}}
+    here.ends_well(here.webserver.run(reconcile_job_name(NAME), config=repairs))
+    assert shown("copy") == (True, "repaired: DIFFERS: 1 missing; equal")
+    assert shown("lake") == (True, "equal")
     assert here.equal()
 
 
