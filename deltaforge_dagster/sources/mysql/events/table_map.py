@@ -77,10 +77,18 @@ class CatalogColumn:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """A table's columns and primary key, which the log lacks without `binlog_row_metadata=FULL`."""
+    """A table's columns and primary key, which the log lacks without `binlog_row_metadata=FULL`.
+
+    Attributes:
+        columns: In their order.
+        primary_key: Names of its columns.
+        charset: The character set of new text columns whose definition names none; "" if it is not
+            known.
+    """
 
     columns: tuple[CatalogColumn, ...]
     primary_key: tuple[str, ...]
+    charset: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from deltaforge_dagster.sources.mysql.schema.columns import (
     is_binary,
     is_text,
     labels,
+    text_charset,
 )
-from deltaforge_dagster.sources.mysql.values.charsets import any_collation
 
 
 @dataclass(slots=True)
@@ -60,6 +60,8 @@ class AlteredTable:
     Attributes:
         columns: Name and definition of each column before the statement.
         key: The primary key before the statement.
+        charset: The character set of text columns whose definition names none; "" if it is not
+            known.
         placed: Columns that are added, or moved, in the statement's order; with the old name of a
             moved one.
         dropped: Old names of dropped columns.
@@ -70,6 +72,7 @@ class AlteredTable:
 
     columns: list[tuple[str, CatalogColumn]]
     key: list[str]
+    charset: str = ""
     placed: list[tuple[str | None, _Column]] = field(default_factory=list)
     dropped: set[str] = field(default_factory=set)
     changed: dict[str, CatalogColumn] = field(default_factory=dict)
@@ -79,7 +82,8 @@ class AlteredTable:
     @classmethod
     def of(cls, table: CatalogTable) -> AlteredTable:
         """Return a table to which no action has been applied yet."""
-        return cls([(column.name, column) for column in table.columns], list(table.primary_key))
+        columns = [(column.name, column) for column in table.columns]
+        return cls(columns, list(table.primary_key), table.charset)
 
     def old(self, name: str) -> str | None:
         """Return a column's name as the table spells it, ignoring case; None without such a column.
@@ -128,7 +132,8 @@ class AlteredTable:
         if not pairs or len(set(names)) != len(names):
             raise NotUnderstoodError
         key = self._key_of(pairs)
-        return CatalogTable(tuple(_as_key(column, key) for _, column in pairs), key)
+        columns = tuple(_as_key(column, key) for _, column in pairs)
+        return CatalogTable(columns, key, self.charset)
 
     def _key_of(self, pairs: list[tuple[str | None, CatalogColumn]]) -> tuple[str, ...]:
         if self.new_key is not None:
@@ -284,6 +289,7 @@ def _rename(table: AlteredTable, action: TokenReader) -> None:
 
 
 def _forget_charsets(table: AlteredTable) -> None:
+    table.charset = ""
     for name, column in table.columns:
         current = table.changed.get(name, column)
         if current.type.split("(")[0] in TEXTS:
@@ -356,7 +362,7 @@ def _add_key(table: AlteredTable, definition: TokenReader) -> None:
 
 
 def _add_column(table: AlteredTable, name: str, definition: TokenReader) -> None:
-    column = _column(name, definition)
+    column = _column(name, definition, table.charset)
     if column.in_key:
         table.new_key = [name]
     table.placed.append((None, column))
@@ -395,7 +401,7 @@ def _change(table: AlteredTable, action: TokenReader, *, renames: bool) -> None:
     if old is None:
         return
     # MODIFY also changes the name's case to that in the statement.
-    column = _column(action.name() if renames else written, action)
+    column = _column(action.name() if renames else written, action, table.charset)
     if column.in_key:
         table.new_key = [column.column.name]
     table.changed[old] = column.column
@@ -412,8 +418,15 @@ def defined_column(name: str, definition: TokenReader) -> CatalogColumn:
     return _column(name, definition).column
 
 
-def _column(name: str, definition: TokenReader) -> _Column:
-    """Read the rest of a column definition, after the name."""
+def _column(name: str, definition: TokenReader, table_charset: str = "") -> _Column:
+    """Read the rest of a column definition, after the name.
+
+    Args:
+        name: The column's name.
+        definition: What follows it.
+        table_charset: The character set of texts that name none; "" if it is not known.
+    """
+    is_national = definition.word in _NATIONAL
     type_ = column_type(definition)
     in_key = False
     after: str | None = None
@@ -441,25 +454,52 @@ def _column(name: str, definition: TokenReader) -> _Column:
             definition.table()
         elif word in _WITH_VALUE and definition and definition.word != "(":
             definition.next()
-    charset = "binary" if is_binary(type_) else charset
+    has_own = is_national or not _CHARSETS.isdisjoint(constants)
+    charset = _charset(type_, charset, "" if has_own else table_charset)
     default = _default(type_, constants)
     return _Column(CatalogColumn(name, labels(type_), type_, charset, default), in_key, after)
 
 
-def _named_charset(word: str, definition: TokenReader) -> str:
-    """Return the character set that an attribute of a column names, and read its value.
+def _charset(type_: str, named: str, table_charset: str) -> str:
+    """Return the character set of a column; "" if it has none, or is not known."""
+    if is_binary(type_):
+        return "binary"
+    return named or (table_charset if is_text(type_) and type_ != ANY_TEXT else "")
 
-    "" if it names none: then it is the default of table, database or server, which a statement does
-    not say.
+
+def _named_charset(word: str, definition: TokenReader) -> str:
+    """Return the character set that an attribute of a column, or a table's option, names.
+
+    Reads its value, too. "" if it names none: then it is the default of table, database or server.
     """
     if word == "CHARSET" or (word == "CHARACTER" and definition.skip("SET")):
+        definition.skip("=")
         name = definition.next().text.lower()
     elif word == "COLLATE":
+        definition.skip("=")
         name = definition.next().text.lower().partition("_")[0]  # a prefix of its name
     else:
         return ""
-    # Texts of the set `binary` are another type.
-    return name if name != "binary" and any_collation(name) is not None else ""
+    return text_charset(name)
+
+
+def charset_of_options(options: TokenReader) -> str:
+    """Return the character set that a table's options name as that of its columns; "" if none."""
+    charset = ""
+    while not charset and options and options.word != "PARTITION":
+        charset = _named_charset(options.next().word, options)
+    return charset
+
+
+def names_charset(reader: TokenReader) -> bool:
+    """Return whether options in an ALTER TABLE change the character set of later columns.
+
+    Reads everything that follows the table's name.
+    """
+    return any(
+        tokens[0].word in _OPTIONS and any(token.word in _CHARSETS for token in tokens)
+        for tokens in items(reader.rest())
+    )
 
 
 def _default(type_: str, constants: Mapping[str, ColumnDefault | None]) -> ColumnDefault | None:
@@ -519,6 +559,12 @@ def _constant(definition: TokenReader) -> ColumnDefault | None:
 
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+_NATIONAL = {"NATIONAL", "NCHAR", "NVARCHAR"}
+"""First words of text types that have a character set of their own."""
+
+_CHARSETS = {"ASCII", "CHARACTER", "CHARSET", "COLLATE", "UNICODE"}
+"""Attributes that give a column, or the columns of a table, another character set."""
 
 _COMPUTED = {"AUTO_INCREMENT", "AS", "GENERATED", "SERIAL"}
 """Attributes of columns whose values the server computes."""

@@ -29,7 +29,12 @@ from deltaforge_dagster.sources.mysql.events.sql_text import Name
 from deltaforge_dagster.sources.mysql.events.statements import DdlEffect, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.position import BinlogPosition
-from deltaforge_dagster.sources.mysql.schema.columns import catalog_default, is_binary, labels
+from deltaforge_dagster.sources.mysql.schema.columns import (
+    catalog_default,
+    is_binary,
+    labels,
+    text_charset,
+)
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,
     apply,
@@ -68,6 +73,10 @@ _KEYS = """
     FROM information_schema.STATISTICS WHERE INDEX_NAME = 'PRIMARY' AND {which}
     ORDER BY SEQ_IN_INDEX
 """
+_COLLATIONS = """
+    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, TABLE_COLLATION AS collation
+    FROM information_schema.TABLES WHERE TABLE_COLLATION IS NOT NULL AND {which}
+"""
 _DETAILS = """
     SELECT COLUMN_NAME AS name, IS_NULLABLE AS nullable, COLUMN_DEFAULT AS value, EXTRA AS extra
     FROM information_schema.COLUMNS WHERE {which}
@@ -97,10 +106,11 @@ class _Table:
     read_at: BinlogPosition
     columns: list[CatalogColumn] = field(default_factory=list)
     primary_key: list[str] = field(default_factory=list)
+    charset: str = ""
 
     def definition(self) -> CatalogTable:
         """Return the table as an immutable definition."""
-        return CatalogTable(tuple(self.columns), tuple(self.primary_key))
+        return CatalogTable(tuple(self.columns), tuple(self.primary_key), self.charset)
 
 
 class MysqlCatalog:
@@ -381,6 +391,7 @@ def read_tables(
     with server.query(seconds) as session:
         columns = session.rows(_COLUMNS.format(which=which), *parameters)
         keys = session.rows(_KEYS.format(which=which), *parameters)
+        collations = session.rows(_COLLATIONS.format(which=which), *parameters)
         read_at = server_log.tail(session, server.where, gtids=False)
         is_mariadb = session.is_mariadb
     tables: dict[Name, _Table] = {}
@@ -399,6 +410,10 @@ def read_tables(
     for row in keys:
         if (row["db"], row["name"]) in tables:
             tables[row["db"], row["name"]].primary_key.append(row["col"])
+    for row in collations:
+        if (row["db"], row["name"]) in tables:
+            charset = row["collation"].partition("_")[0]  # a prefix of its name
+            tables[row["db"], row["name"]].charset = text_charset(charset)
     return tables
 
 

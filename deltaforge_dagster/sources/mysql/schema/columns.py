@@ -41,7 +41,7 @@ from deltaforge_dagster.sources.mysql.events.sql_text import (
     items,
 )
 from deltaforge_dagster.sources.mysql.events.table_map import ColumnDefault
-from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, any_collation
 from deltaforge_dagster.sources.mysql.values.numbers import FLOAT_ROOM, write_float
 from deltaforge_dagster.sources.mysql.values.types import (
     BIT,
@@ -198,6 +198,14 @@ def is_text(column_type: str) -> bool:
 def is_binary(column_type: str) -> bool:
     """Return whether a type is BINARY, VARBINARY or a BLOB."""
     return re.match(r"(?:var)?binary|\w*blob", column_type.lower()) is not None
+
+
+def text_charset(name: str) -> str:
+    """Return the name of a character set that texts can have, "" if it is not known.
+
+    Texts of the set `binary` are another type, so that it is not known either.
+    """
+    return name if name != "binary" and any_collation(name) is not None else ""
 
 
 def is_unsigned(column_type: str) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from dataclasses import replace
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.mysql.events.sql_text import (
@@ -36,7 +37,9 @@ from deltaforge_dagster.sources.mysql.schema.altered_table import (
     act,
     actions,
     add,
+    charset_of_options,
     defined_column,
+    names_charset,
 )
 from deltaforge_dagster.sources.mysql.schema.columns import (
     ANY_TEXT,
@@ -112,6 +115,7 @@ def text_of(tables: Definitions, name: Name) -> str | None:
         "columns": columns,
         "primary_key": list(table.primary_key),
         "defaults": defaults,
+        "charset": table.charset,
     }
     return json.dumps(definition, ensure_ascii=False)
 
@@ -128,7 +132,7 @@ def parse_definition(text: str) -> CatalogTable | None:
         CatalogColumn(name, labels(type_), type_, "".join(charset), defaults.get(name))
         for name, type_, *charset in fields["columns"]
     )
-    return CatalogTable(columns, tuple(fields["primary_key"]))
+    return CatalogTable(columns, tuple(fields["primary_key"]), fields.get("charset", ""))
 
 
 def fit(table: CatalogTable, types: Sequence[str]) -> bool:
@@ -225,7 +229,7 @@ def _drop_index(tables: Definitions, reader: TokenReader, touched: set[Name]) ->
         name = reader.table()
         touched.add(name)
         table = tables.get(name)
-        tables[name] = None if table is None else CatalogTable(table.columns, ())
+        tables[name] = None if table is None else replace(table, primary_key=())
 
 
 def renamed_tables(reader: TokenReader) -> Iterator[tuple[Name, Name]]:
@@ -262,9 +266,9 @@ def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> Non
     if inner.skip("LIKE"):
         tables[name] = tables.get(inner.table())
         return
-    if inner is reader or fills(reader.rest()):
+    if inner is reader or fills(reader.again().rest()):
         raise NotUnderstoodError
-    table = AlteredTable([], [])
+    table = AlteredTable([], [], charset_of_options(reader))
     for tokens in items(inner.rest()):
         add(table, reader.within(tokens))
     tables[name] = table.made()
@@ -287,6 +291,7 @@ def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None
         touched.add(source)
         tables.pop(source, None)
         return
+    other_charset = names_charset(reader.again())
     relevant = actions(reader, defaults=True)
     # Find the new name first: the actions may include one that is not understood.
     new_names = [new for action in relevant if (new := renamed_to(action.again())) is not None]
@@ -294,6 +299,8 @@ def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None
     definition = tables.get(name)
     if definition is not None:
         table = AlteredTable.of(definition)
+        if other_charset:
+            table.charset = ""
         for action in relevant:
             act(table, action)
         tables[name] = table.made()
