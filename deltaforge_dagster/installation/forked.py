@@ -24,7 +24,7 @@ from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import IO
 
-DAEMON_UMASK = 0o077
+DAEMON_UMASK = 0o077  # what servers write may contain secrets and rows: it is for their owner
 
 LONGEST_SOCKET = 103
 """The longest path of a socket in bytes: 103 on macOS, 107 on Linux."""
@@ -101,6 +101,7 @@ def _keep_socket_short() -> None:
 
 def _run(run: ForkedModule, log: int, working_directory: Path) -> None:
     """Do in a fork what `subprocess.Popen` and `python -m` do for a new process."""
+    # Unlike an exec, a fork keeps the handlers of its parent.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()

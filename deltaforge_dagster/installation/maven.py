@@ -32,7 +32,7 @@ from deltaforge_dagster.folders import sync_folder
 
 CENTRAL = "https://repo1.maven.org/maven2"
 
-_ATTEMPTS = 4
+_ATTEMPTS = 4  # with the pauses between them, they outlast an outage of 7 s
 _PAUSE_SECONDS = 1.0
 """The first pause between attempts; each further one is twice as long."""
 _TIMEOUT_SECONDS = 60
@@ -174,6 +174,7 @@ def _receive(
         if artifact.is_at(file):
             return
         stream.truncate(0)
+        # All of it came in this attempt, so the next one would get the same bytes.
         if not present:
             raise SettingsError(
                 f"{url} is not the file that was pinned: its SHA-256 is not {artifact.sha256}"

@@ -82,7 +82,7 @@ class Account:
             with contextlib.suppress(KeyError):
                 user = pwd.getpwnam(name)
                 return cls(user.pw_uid, user.pw_gid)
-        return cls(65534, 65534)
+        return cls(65534, 65534)  # the kernel's overflow ids, by convention those of `nobody`
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return a command line that runs another one as this user.
@@ -225,6 +225,7 @@ class ServerProcess:
                     )
             except OSError as error:
                 raise SettingsError(f"{name} cannot be started: {error}") from error
+        # A session of its own, so that Ctrl-C does not end it before the server.
         self._guard = subprocess.Popen(
             [
                 "/bin/sh", "-c", _GUARD, "guard",
@@ -328,6 +329,7 @@ def _is_stopped(process: int) -> bool:
     """Return whether all threads of a process are stopped; they stop one after another."""
     for stat in Path(f"/proc/{process}/task").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the thread has just ended
+            # Stopped, stopped by a tracer, zombie: proc(5).
             if stat.read_text().rpartition(")")[2].split()[0] not in "TtZ":
                 return False
     return True

@@ -178,5 +178,5 @@ def _started(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    state, started = stat[0], stat[19]
+    state, started = stat[0], stat[19]  # fields 3 and 22 of proc(5)
     return "" if state == "Z" else started

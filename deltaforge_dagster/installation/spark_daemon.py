@@ -77,8 +77,8 @@ def _keep_memory() -> None:
     """Make malloc keep freed memory, if it is the one of the GNU C library."""
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)  # more than a worker holds, so nothing is returned
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that mallopt(3) accepts with 64 bits
 
 
 def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:

@@ -398,7 +398,7 @@ def _watch(folder: Path, java: Path, report: int, options: _Options) -> int:
     os.ftruncate(alive, 0)
     os.write(alive, str(os.getpid()).encode())
     state = folder / "server.json"
-    state.unlink(missing_ok=True)
+    state.unlink(missing_ok=True)  # of a server that was killed: nobody may connect there
     try:
         with os.fdopen(report, "w", encoding="utf-8") as pipe:
             try:
@@ -443,7 +443,7 @@ def _wait(server: ServerProcess, folder: Path, idle_seconds: float) -> int:
 def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerProcess:
     port, token = free_port(), secrets.token_urlsafe(32)
     work = folder / "work"
-    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)  # temporary files of a server that was killed
     work.mkdir(mode=0o700)
     configuration = _configure(folder / "conf", work, options, port)
     os.environ.update(
@@ -464,6 +464,7 @@ def _launch(folder: Path, java: Path, options: _Options, state: Path) -> ServerP
         quick_signal=signal.SIGKILL,
     )
     server.wait_until(lambda: _listens(port), _START_SECONDS)
+    # Only now: who finds the file connects at once.
     descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         content = {"pid": os.getpid(), "port": port, "token": token, "jars": options.jars}

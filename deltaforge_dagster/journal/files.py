@@ -40,7 +40,7 @@ _COLUMN_BYTES = 256 << 10
 The columns of a whole row group take a Spark worker 10 MB more.
 """
 
-_READ_BYTES = 4 << 20
+_READ_BYTES = 4 << 20  # elsewhere than on a disk, each read is a request
 _UID = re.compile(r"^[0-9a-f]{32}$")
 _NAME = re.compile(r"^[0-9]+-(?P<epoch>[0-9]+)-[0-9a-f]{32}\.parquet$")
 

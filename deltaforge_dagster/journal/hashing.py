@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 _JOURNAL_POSITION = ("segment", "ordinal")
-_NULL = -1
+_NULL = -1  # no index of a dictionary is negative
 
 
 class _Stream(Protocol):

@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.journal.storage import Checksummed, JournalStorage, readable
 
 _SCHEMA = pa.schema([pa.field("event", pa.large_binary(), nullable=False)])
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 4 << 20  # each read is a request elsewhere than on a disk
 _NAME = re.compile(r"^(?P<epoch>[0-9]+)-[0-9a-f]{32}\.arrow$")
 
 

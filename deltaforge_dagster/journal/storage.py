@@ -252,6 +252,7 @@ class _LocalFile:
 
     def commit(self) -> None:
         with _translated(str(self._path)):
+            # The content, then the name: both must be durable before a row refers to the file.
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -284,6 +285,7 @@ class RemoteStorage:
         """Create a new file; it becomes visible when it is committed."""
         target = f"{self._root}/{path}"
         with _remote(target):
+            # Unlike on a disk, this is not atomic, but names are random: no two writers share one.
             if self._fs.exists(target):
                 raise FileExistsError(errno.EEXIST, "exists already", target)
             self._make_folder(target.rpartition("/")[0])

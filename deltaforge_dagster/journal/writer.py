@@ -153,6 +153,7 @@ class SegmentWriter:
             if self._waiting:
                 self._write_row_group()
             self._await_row_group()
+            # This writes the footer, so it comes before `commit`, which makes the file durable.
             self._parquet.close()
             self._file.commit()
         return WrittenSegment(

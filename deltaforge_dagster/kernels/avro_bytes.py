@@ -234,7 +234,7 @@ def _long_size(number: int) -> int:
     coded = (number << 1) ^ (number >> 63)
     size = 1
     while coded & -128 != 0:
-        coded = (coded >> 7) & 0x01FFFFFFFFFFFFFF
+        coded = (coded >> 7) & 0x01FFFFFFFFFFFFFF  # no sign bits are shifted in
         size += 1
     return size
 
@@ -245,7 +245,7 @@ def _put_long(number: int, out: Bytes, at: int) -> int:
     coded = (number << 1) ^ (number >> 63)
     while coded & -128 != 0:
         out[at] = (coded & 127) | 128
-        coded = (coded >> 7) & 0x01FFFFFFFFFFFFFF
+        coded = (coded >> 7) & 0x01FFFFFFFFFFFFFF  # no sign bits are shifted in
         at += 1
     out[at] = coded
     return at + 1

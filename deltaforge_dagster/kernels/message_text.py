@@ -344,7 +344,7 @@ def _write_lsns(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
             shift -= 4
         while shift >= 0:
             digit = (number >> shift) & 15
-            out[at] = 48 + digit if digit < 10 else 55 + digit
+            out[at] = 48 + digit if digit < 10 else 55 + digit  # 55 + 10 is `A`
             at += 1
             if shift == 32:
                 out[at] = 47  # /

@@ -100,6 +100,7 @@ def write_sha256(message: Bytes, size: int, words: Longs, out: Bytes, at: int) -
     """
     for i in range(8):
         words[_STATE + i] = _INITIAL[i]
+    # A byte of 0x80 and eight of the size follow the message.
     blocks = (size + 9 + _BLOCK - 1) // _BLOCK
     end = blocks * _BLOCK
     message[size] = 0x80

@@ -39,7 +39,7 @@ from deltaforge_dagster.processors.v8 import CallLimits, Script
 _OPS = frozenset("cudrt")
 _NAMES = ("db", "schema", "table")
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_MAX_TS_MS = (1 << 63) // 1000 - 1
+_MAX_TS_MS = (1 << 63) // 1000 - 1  # its microseconds still fit into 64 bits
 
 
 class JavaScript:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _INTERVAL_SECONDS = 4
 """In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
 
-_AGAIN_TICKS = 12
+_AGAIN_TICKS = 12  # a minute of ticks
 """Ticks after which a reload is requested again if it had no effect."""
 
 

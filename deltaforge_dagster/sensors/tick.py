@@ -210,6 +210,7 @@ def _holder(store: StateStore, loaded: LoadedPipeline, location: str) -> str:
 
     If the pipeline has moved to another location, that one works on it a little later.
     """
+    # Three ticks, so that a location whose tick is late does not lose the pipeline.
     seconds = max(_HELD_SECONDS, 3.0 * loaded.spec.spec.engine.dagster.sensor_interval_seconds)
     holders = Kv(store.database, "code_location")
     holder = (holders.get(loaded.name) or location.encode()).decode()

@@ -124,6 +124,7 @@ def _write(store: StateStore, draft: Path) -> int:
     try:
         migrate(copy)
         with store.database.read() as source, copy.write() as target:
+            # One snapshot for all tables; a transaction of SQLite has one anyway.
             if source.dialect.name == "postgresql":
                 source.execution_options(isolation_level="REPEATABLE READ")
             rows = sum(_copy(table, source, target) for table in metadata.sorted_tables)

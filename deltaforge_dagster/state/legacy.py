@@ -86,7 +86,7 @@ def read_storage(storage: str) -> dict[str, bytes]:
     path = Path(storage.removeprefix("sqlite:///"))
     try:
         with path.open("rb") as file:
-            is_sqlite = file.read(15) == b"SQLite format 3"
+            is_sqlite = file.read(15) == b"SQLite format 3"  # without the zero byte that ends it
     except FileNotFoundError as error:
         raise SettingsError(f"{path}: does not exist (name DeltaForge's --storage-path)") from error
     except OSError as error:

@@ -15,6 +15,7 @@ PREFIX = "deltaforge_"
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# 200,000 is the default limit of a segment; only a larger transaction exceeds it.
 EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000, 200_000, 1_000_000)
 BYTES = tuple(float(1 << exponent) for exponent in range(10, 31, 2))
 

@@ -25,7 +25,7 @@ from deltaforge_dagster.errors import AuthFailed, DeltaforgeError
 from deltaforge_dagster.state.database.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 
-_KEY_BYTES = 32
+_KEY_BYTES = 32  # the size of SHA-256 digests, the least that RFC 2104 advises for HMAC
 _PASSWORDS = {"dsn", "uri", "url", "password"}
 """Fields whose secret part is a password."""
 

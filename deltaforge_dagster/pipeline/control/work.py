@@ -277,6 +277,7 @@ def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
         return
     row = store.pipelines.get(pipeline)
     assert row is not None
+    # 5 s is the default interval of ticks: a shorter wait would not delay a question.
     wait = min(max(5.0, row.probe_wait * 2), MAX_PROBE_WAIT)
     store.pipelines.set_probe(pipeline, after=store.now() + wait, wait=wait)
 

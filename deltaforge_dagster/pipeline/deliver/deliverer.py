@@ -151,6 +151,7 @@ class Deliverer:
             if not self.delivery.due():
                 self.waiting = True
                 self._prepare()
+                # What is due also depends on the time and on users' requests, which send no news.
                 self._news.wait(1.0)
                 continue
             self.waiting = False

@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.state.records import SegmentRow
 
-_SEGMENTS_PER_JOB = 64
+_SEGMENTS_PER_JOB = 64  # a larger job would delay the sink and fill the page cache
 
 
 _RowAddress = tuple[int, int]

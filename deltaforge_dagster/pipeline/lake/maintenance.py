@@ -335,6 +335,7 @@ class LakeMaintenance:
             before = int((now - timedelta(hours=hours)).timestamp() * 1e6)
             heads = {row.name: row.id for row in session.sql(branches.references(table)).collect()}
             snapshots = {row.id: row for row in session.sql(branches.snapshots(table)).collect()}
+            # The newest stamp is copied to a property before `clean` expires its snapshot.
             statements = [
                 *_copied(
                     table, snapshots, heads.get("main"), properties, writer=writer, before=before

@@ -71,7 +71,7 @@ _BUSY = (
 _POLL_SECONDS = 0.2
 _RATED_SECONDS = 30.0
 """How long a window takes at most at a given rate: it is read at once, and then nothing is."""
-_WATERMARK_SECONDS = 30.0
+_WATERMARK_SECONDS = 30.0  # with an older one, reads look further back in the journal
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,6 +294,7 @@ class SnapshotRun:
             )
         )
         failpoint("chunk-noted")
+        # Another task was first, or the read missed too much: no row names the file.
         if not noted and written.path is not None:
             self._context.journal.delete(written.path)
 

@@ -59,11 +59,11 @@ _DEFAULTS: Mapping[str, str] = {
     "enable.idempotence": "true",
     "linger.ms": "5",
     "log.connection.close": "false",
-    "max.in.flight": "5",
+    "max.in.flight": "5",  # the most that an idempotent producer may have
     "message.max.bytes": "1000000000",  # the brokers' own limit counts, after compression
     **_RECONNECT,
     "request.timeout.ms": "30000",
-    "retries": "2147483647",
+    "retries": "2147483647",  # `message.timeout.ms` is the limit
     "retry.backoff.ms": "100",
     "socket.keepalive.enable": "true",
     "statistics.interval.ms": "5000",

@@ -186,6 +186,7 @@ class Transactions:
         """Return the offset of the group that holds the newest position; None if there is none."""
         # librdkafka's admin interface could list the group's offsets in one call, but it was
         # observed to crash the process while the group's coordinator was still loading.
+        # It is librdkafka #5040.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
         consumer = Consumer({**self._settings.connection(), **properties}, logger=LOGGER)
         offsets: list[TopicPartition] = []

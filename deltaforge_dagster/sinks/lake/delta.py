@@ -31,6 +31,7 @@ from deltaforge_dagster.sinks.lake.statements import is_ordered, literal, quoted
 _TRANSACTION = "spark.databricks.delta.write.txn"
 _APPLICATION = "deltaforge/"
 # A statement's transaction version is the number of its commit times `_STEPS`, plus its own number.
+# Statements that repair rows take the upper half (`pipeline.lake.comparer`).
 _STEPS = 1 << 20
 _MAPPED = set(" ,;{}()\n\t=")
 """Characters that are possible in a column's name only with column mapping."""

@@ -35,7 +35,7 @@ from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel
 # anything else has arrived; and the highest sequence.
 _AT, _PINGS, _PONGS, _FIRST, _REFUSED, _TEXT, _TEXT_END = range(7)
 _ERR, _ERR_END, _REPLY, _REPLY_END, _BROKEN, _SEQUENCE = range(7, 13)
-_NOBODY = 1 << 62
+_NOBODY = 1 << 62  # larger than the number of any message
 
 STORED, DUPLICATE, _REFUSAL = 1, 2, 3
 

@@ -88,7 +88,7 @@ _PERMISSION = re.compile(r"(?i)permissions violation for (publish|subscription) 
 _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout measures progress."""
 
-_MAX_INFO = 1 << 20
+_MAX_INFO = 1 << 20  # the line is read by the byte, and a server that is none may never end it
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, 0 s: what is unsent is dropped, not sent
 
 
@@ -129,7 +129,7 @@ class NatsLink:
     @property
     def max_payload(self) -> int:
         """Maximum size of a message's headers and payload together."""
-        return int(self.info.get("max_payload", 1 << 20))
+        return int(self.info.get("max_payload", 1 << 20))  # the server's default
 
     def connect(self, login: Login) -> None:
         """Connect and log in.
@@ -449,6 +449,7 @@ def _private_key(seed: str) -> Ed25519PrivateKey | None:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except binascii.Error:
         return None
+    # Two bytes of prefixes, 32 of the seed, and two of the checksum.
     prefix = (raw[0] & 0xF8, (raw[0] & 7) << 5 | raw[1] >> 3) if len(raw) == 36 else None
     if prefix != _USER_SEED or binascii.crc_hqx(raw[:34], 0) != int.from_bytes(raw[34:], "little"):
         return None

@@ -236,7 +236,7 @@ def check(columns: TextColumns, own: int, limit: int) -> tuple[int, int]:
         first, end = subjects[row], subjects[row + 1]
         if end == first or end - first > MAX_SUBJECT:
             return row, SUBJECT
-        before = 46
+        before = 46  # a dot, after which none may follow
         for index in range(first, end):
             byte = text[index]
             if byte <= 32 or byte == 127 or byte == 42 or byte == 62:  # blank, control, * and >

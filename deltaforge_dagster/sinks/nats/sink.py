@@ -43,7 +43,7 @@ _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
 """Seconds between attempts; there is one more attempt than waits."""
 
-_DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 1.0  # time for the server to read what has arrived; see `_drop`
 
 
 def subject_pattern(template: Template) -> str:

@@ -79,7 +79,7 @@ NAME_BYTES = 63
 """The server cuts longer names, also of applications (NAMEDATALEN - 1)."""
 
 _CONNECT_SECONDS = 10
-_ENDING_SECONDS = 1.0
+_ENDING_SECONDS = 1.0  # a former transaction that is about to end may do so by itself
 _SETTINGS = {
     "client_encoding": "UTF8",
     "TimeZone": "UTC",

@@ -55,7 +55,7 @@ from deltaforge_dagster.sinks.tables.staged import (
 )
 from deltaforge_dagster.sinks.tables.writer import TableOwner, WrittenTable
 
-_DIGEST = 12
+_DIGEST = 12  # hexadecimal digits, 48 bits
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _META_TYPES = {field.name: field.type for field in (*META, *VALIDITY)}
 

@@ -27,7 +27,7 @@ from deltaforge_dagster.sinks.connections import Use
 from deltaforge_dagster.sinks.redis.link import Address, Identity, Redirected, RedisLink, translated
 from deltaforge_dagster.sinks.redis.resp import PackedCommands
 
-_DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 1.0  # time for a node to read what has arrived
 
 _SLOTS = 16_384  # of Redis Cluster: CRC16 of a key, modulo this, is its slot
 

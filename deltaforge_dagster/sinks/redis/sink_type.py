@@ -95,7 +95,7 @@ class RedisSinkConfig(MessageSinkConfig):
         return mask(uri.get_secret_value())
 
 
-_WEEK = 7 * 24 * 3600
+_WEEK = 7 * 24 * 3600  # how long positions of Spark jobs are kept (docs/spark.md)
 
 
 class RedisSinkType(MessageSinkType[RedisSinkConfig]):

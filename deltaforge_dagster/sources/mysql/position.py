@@ -312,7 +312,7 @@ MAX_MARIADB_NUMBER = (1 << 64) - 1
 """The largest number of a GTID of MariaDB."""
 
 _GTID = re.compile(r"(\d{1,10})-(\d{1,10})-(\d{1,20})", re.ASCII)
-_MAX_ID = (1 << 32) - 1
+_MAX_ID = (1 << 32) - 1  # domain ids and server ids have 32 bits
 
 
 class DomainGtids:

@@ -74,8 +74,8 @@ from deltaforge_dagster.sources.stream import ReadBuffer, StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
 
-_HEAD_SECONDS = 2.0
-_START_SECONDS = 5.0
+_HEAD_SECONDS = 2.0  # as `Source.head` promises
+_START_SECONDS = 5.0  # as `Source.ensure_start` promises
 _OPEN_SECONDS = 30.0
 
 

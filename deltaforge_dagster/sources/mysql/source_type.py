@@ -347,7 +347,7 @@ class MysqlSourceType(SourceType[MysqlSourceConfig]):
         """
         assert isinstance(position, BinlogPosition)
         number = int(position.file.rpartition(".")[2])
-        fits = number < 1 << 24 and position.pos < 1 << 40
+        fits = number < 1 << 24 and position.pos < 1 << 40  # 64 bits together
         return number << 40 | position.pos if fits else None
 
     def imported(self, position: Position) -> Position:

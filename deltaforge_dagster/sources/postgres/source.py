@@ -61,10 +61,10 @@ from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)
 
-_HEAD_SECONDS = 2.0
-_START_SECONDS = 5.0
+_HEAD_SECONDS = 2.0  # as `Source.head` promises
+_START_SECONDS = 5.0  # as `Source.ensure_start` promises
 _PEEK_SECONDS = 2.5  # the statement itself may take half a second less
-_OPEN_SECONDS = 30.0
+_OPEN_SECONDS = 30.0  # as `Source.preflight` promises
 _NO_MESSAGES = (
     "this server sends no logical messages, of which source.config.outbox.prefixes speaks "
     "(PostgreSQL does from 14 on)"

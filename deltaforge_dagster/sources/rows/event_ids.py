@@ -30,8 +30,8 @@ from deltaforge_dagster.kernels.runtime import MINUS, Bytes, kernel
 ID_SIZE = 36
 """Characters of an id."""
 
-_A1, _A2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-_B1, _B2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_A1, _A2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)  # fmix64 of MurmurHash3
+_B1, _B2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # variant 13 of SplitMix64
 _S27, _S30, _S31, _S33 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(33)
 _S4, _S16, _LOW = np.uint64(4), np.uint64(16), np.uint64(15)
 _VERSION, _VARIANT = np.uint64(7 << 12), np.uint64(0x8000000000000000)

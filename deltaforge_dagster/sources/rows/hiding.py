@@ -345,7 +345,7 @@ def _write_first_bytes(
     if rest == 0:
         return out_at
     out_at = copy(source, stop, stop + rest, out, out_at)
-    kept = 0x30 if rest == 1 else 0x3C
+    kept = 0x30 if rest == 1 else 0x3C  # the bits of the last digit that belong to a whole byte
     out[out_at] = BASE64[BASE64_VALUES[source[stop + rest]] & kept]
     out_at += 1
     for _ in range(3 - rest):

@@ -49,8 +49,8 @@ from deltaforge_dagster.tables import LoggedTable, TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)
 
-_HEAD_SECONDS = 2.0
-_START_SECONDS = 5.0
+_HEAD_SECONDS = 2.0  # as `Source.head` promises
+_START_SECONDS = 5.0  # as `Source.ensure_start` promises
 _OPEN_SECONDS = 10.0
 _TIDY_SECONDS = 0.2
 """How long deleting delivered changes may wait for the write lock; the next poll tries again."""

@@ -92,6 +92,7 @@ class clock(FunctionElement[float]):  # noqa: N801, it reads as the SQL function
 
 @compiles(clock, "sqlite")
 def _sqlite_clock(_element: clock, _compiler: SQLCompiler, **_: Any) -> str:
+    # 2440587.5 is the Julian day on which 1970 began.
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -382,8 +383,9 @@ def _sqlite_engine(path: Path | None) -> Engine:
     engine = create_engine(
         URL.create("sqlite", database=None if path is None else str(path)),
         poolclass=StaticPool if path is None else QueuePool,
+        # The pool, or `Turns`, gives it to one thread at a time.
         connect_args={"check_same_thread": False},
-        hide_parameters=True,
+        hide_parameters=True,  # errors are logged; parameters may be rows or secrets
     )
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin)

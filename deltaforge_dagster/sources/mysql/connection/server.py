@@ -302,6 +302,7 @@ class MysqlSourceServer:
         except pymysql.MySQLError:
             raise
         except Exception as error:  # noqa: BLE001 - a bad handshake may make PyMySQL raise anything
+            # 2013 is CR_SERVER_LOST.
             raise pymysql.OperationalError(
                 2013, f"the handshake failed ({type(error).__name__})"
             ) from None

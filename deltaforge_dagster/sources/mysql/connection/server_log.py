@@ -29,7 +29,7 @@ from deltaforge_dagster.sources.mysql.connection.service import (
 )
 from deltaforge_dagster.sources.mysql.position import BinlogPosition, DomainGtids, GtidSet, covers
 
-_OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
+_OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)  # the oldest that are tested (docs/mysql.md)
 
 _VARIABLES = (
     "log_bin",

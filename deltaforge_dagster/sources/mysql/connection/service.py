@@ -97,7 +97,7 @@ _AURORA = MysqlService(
     settings_in="in the DB cluster parameter group",
     log_off="set binlog_format to ROW in the DB cluster parameter group, and reboot the writer",
     gtids_on="set gtid-mode and enforce_gtid_consistency to ON in the DB cluster parameter group",
-    most_hours=90 * 24,
+    most_hours=90 * 24,  # the most that mysql.rds_set_configuration accepts on Aurora
     moves=True,
     variables="aurora_version",
     hosts=r"\.cluster(-ro|-custom)?-[a-z0-9]+\.[a-z0-9-]+\.rds\.amazonaws\.com(\.cn)?",
@@ -107,7 +107,7 @@ _RDS = MysqlService(
     settings_in="in the DB parameter group",
     log_off=_BACKUPS,
     gtids_on="set gtid-mode and enforce_gtid_consistency to ON in the DB parameter group",
-    most_hours=7 * 24,
+    most_hours=7 * 24,  # the most that mysql.rds_set_configuration accepts
     files="/rdsdb",
     hosts=r"\.rds\.amazonaws\.com(\.cn)?",
 )
@@ -115,7 +115,7 @@ _RDS_MARIADB = MysqlService(
     "Amazon RDS for MariaDB",
     settings_in="in the DB parameter group",
     log_off=_BACKUPS,
-    most_hours=7 * 24,
+    most_hours=7 * 24,  # as on RDS for MySQL
     files="/rdsdb",
     hosts=r"\.rds\.amazonaws\.com(\.cn)?",
     mariadb=True,

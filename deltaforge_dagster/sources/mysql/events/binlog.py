@@ -184,6 +184,7 @@ class LogServer:
     def named(cls, text: str) -> LogServer:
         """Return the server of a version text: `8.0.15-log`, `5.5.5-10.5.23-MariaDB-log`."""
         is_mariadb = "mariadb" in text.lower()
+        # MariaDB 10 puts 5.5.5 first: old replicas read the version's first digit (MDEV-4088).
         if is_mariadb:
             text = text.removeprefix("5.5.5-")
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", text)

@@ -168,7 +168,7 @@ def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
         try:
             count = sock.recv_into(room)
         except OSError as error:
-            raise pymysql.OperationalError(2013, type(error).__name__) from None
+            raise pymysql.OperationalError(2013, type(error).__name__) from None  # CR_SERVER_LOST
         if not count:
             raise pymysql.OperationalError(2013, "the server closed the connection")
         return int(count)

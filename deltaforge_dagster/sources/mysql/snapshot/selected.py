@@ -360,7 +360,7 @@ def _write_micros(source: Bytes, start: int, end: int, out: Bytes, offset: int) 
     era = year // 400
     of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
     of_era = (year - era * 400) * 365 + year % 400 // 4 - year % 400 // 100 + of_year
-    seconds = (era * 146_097 + of_era - 719_468) * 86_400
+    seconds = (era * 146_097 + of_era - 719_468) * 86_400  # as in `scalars`
     seconds += _pair(source, start + 11) * 3600 + _pair(source, start + 14) * 60
     micros = (seconds + _pair(source, start + 17)) * 1_000_000
     unit = 100_000

@@ -144,6 +144,7 @@ def _is_new(character: str) -> bool:
     return False
 
 
+# 0xE3AC follows ten rows of 94 codes from 0xE000.
 _EUC_USER_DEFINED = {**_user_defined(b"", 0xE000), **_user_defined(b"\x8f", 0xE3AC)}
 _EUCJPMS = {
     **_EUC_USER_DEFINED,

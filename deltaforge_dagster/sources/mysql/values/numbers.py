@@ -169,6 +169,7 @@ def _shortest(c: np.uint64, q: int, closer: bool) -> tuple[np.uint64, int]:
     """
     odd = c & _ONE
     left = _FOUR * c - (_ONE if closer else _TWO)
+    # In fixed point: log10(2) * 2^22, -log10(3/4) * 2^22, and log2(10) * 2^19.
     k = (q * 1_262_611 - (524_031 if closer else 0)) >> 22
     shift = np.uint64(q + ((-k * 1_741_647) >> 19) + 1)
     line = -k - _LEAST
@@ -283,7 +284,7 @@ def write_float(source: Bytes, at: int, size: int, out: Bytes, offset: int) -> i
     """Write a little-endian IEEE 754 number of 4 or 8 bytes; `INVALID` if it is not finite."""
     bits = read_unsigned(source, at, size)
     if size == 4:
-        return _write(bits, 23, 8, out, offset)
+        return _write(bits, 23, 8, out, offset)  # bits of fraction and exponent (IEEE 754)
     return _write(bits, 52, 11, out, offset)
 
 

@@ -230,7 +230,7 @@ def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, offset: int
     else:
         # Convert the day number to a calendar date. Eras are cycles of 400 years that begin with
         # March 1, so that a leap day is the last day of its year.
-        shifted = seconds // _DAY + 719_468
+        shifted = seconds // _DAY + 719_468  # days from 0000-03-01 to 1970-01-01
         era = shifted // 146_097
         of_era = shifted - era * 146_097
         year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365

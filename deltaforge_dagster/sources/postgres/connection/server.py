@@ -69,7 +69,7 @@ With `row_security` off, a SELECT fails if a policy would filter its rows.
 """
 NAME_BYTES = 63
 """The server truncates longer application names (NAMEDATALEN - 1)."""
-_DIGEST = 12
+_DIGEST = 12  # hexadecimal digits, 48 bits
 _CONNECT_SECONDS = 2  # the least that libpq accepts
 _IDLE_SECONDS = 30.0
 _SERVICE_SECONDS = 5.0
@@ -243,6 +243,7 @@ class PostgresSourceServer:
         Raises:
             DeltaforgeError: As `refusals` translates the server's error.
         """
+        # Earlier than `SocketTimeLimit` cuts the connection, so that the server says why.
         statement_ms = max(int((seconds - 0.5) * 1000), 500)
         problem: DeltaforgeError
         try:

@@ -251,8 +251,9 @@ def _gone_type(
     return PostgresValueType(name, STRING)
 
 
+# The modifier of bpchar and varchar is the length + 4 (VARHDRSZ); of bit and varbit, the length.
 _PLAIN_MODIFIER = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
-_TIMES = {1083, 1114, 1184, 1266}
+_TIMES = {1083, 1114, 1184, 1266}  # time, timestamp, timestamptz, timetz
 
 
 def modified_name(name: str, oid: int, modifier: int) -> str:

@@ -98,6 +98,7 @@ def prepare(
         publications.extend(connection, server, config.publication, patterns)
         publications.check(connection, server, config.publication, patterns)
     elif slot is None:
+        # Before the slot: the server looks a publication up as of the log that it decodes.
         publications.create(connection, server, config.publication, patterns, facts.version)
     else:
         raise SourceMisconfigured(
