@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deltaforge_dagster.state.store import StateStore
 
 _INTERVAL_SECONDS = 4
-"""In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
+"""In Dagster's daemon this makes five seconds; see `every_tick.interval_seconds`."""
 
 _AGAIN_TICKS = 12  # a minute of ticks
 """Ticks after which a reload is requested again if it had no effect."""

@@ -83,8 +83,10 @@ def delete_runs(
     records = instance.get_run_records(ended, limit=limit, ascending=True)
     for record in records:
         run_id = record.dagster_run.run_id
-        instance.delete_run(run_id)
+        # The record last, but for the file, which deleting it would make again: a crash in between
+        # leaves the run to the next turn.
         instance.compute_log_manager.delete_logs(prefix=[run_id])
+        instance.delete_run(run_id)
         storage = instance.event_log_storage
         if isinstance(storage, SqliteEventLogStorage):  # a file for each run
             Path(storage.path_for_shard(run_id)).unlink(missing_ok=True)

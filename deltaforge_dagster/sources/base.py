@@ -252,8 +252,8 @@ class Source(Protocol):
 
         `read` from that position yields every change that is committed after this call returns. A
         second call creates nothing more. Where the server keeps no slot for us, a second call
-        returns a later position, so the caller must keep the first. Takes at most 5 seconds, unless
-        the log has to be read to find `at`.
+        returns a later position, so the caller must keep the first. Each question to the server
+        takes at most 5 seconds, unless the log has to be read to find `at`.
 
         Args:
             at: Start here instead: a position that another reader has reached. Reading always
@@ -323,7 +323,7 @@ class Source(Protocol):
     ) -> list[Finding]:
         """Check the server's settings and permissions for capture, without changing anything.
 
-        Takes at most 30 seconds.
+        Each of its steps takes at most 30 seconds.
 
         Args:
             position: The captured position; None before the first run.

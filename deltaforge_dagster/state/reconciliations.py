@@ -92,19 +92,23 @@ class ReconciliationRepository:
         slot = Slot(self._database, _namespace(name))
         return slot.compare_and_swap(_key(sink, table), version, orjson.dumps(asdict(claim)))
 
-    def release(self, name: str, sink: str, table: str, *, compared: bool) -> None:
-        """End the claim of a table.
+    def release(self, name: str, sink: str, table: str, holder: str, *, compared: bool) -> None:
+        """End the claim of a table; do nothing if it expired and another has the table now.
 
         Args:
             name: The pipeline.
             sink: The sink.
             table: Full name of the source's table.
+            holder: Who claimed it.
             compared: Whether the comparison came to its end.
         """
-        _, before = self._claim(name, sink, table)
+        version, before = self._claim(name, sink, table)
+        if before.holder != holder:
+            return
         ended = self._database.now() if compared else before.ended
         value = orjson.dumps(asdict(TableClaim(begun=before.begun, ended=ended)))
-        Slot(self._database, _namespace(name)).upsert(_key(sink, table), value)
+        slot = Slot(self._database, _namespace(name))
+        slot.compare_and_swap(_key(sink, table), version, value)
 
     def last(self, name: str, sink: str, table: str) -> TableClaim:
         """Return when a table was compared, and who compares it now."""

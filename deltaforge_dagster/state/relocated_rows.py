@@ -3,7 +3,7 @@
 A row may get another key or another physical location after the chunk that it moves into was read,
 and before the chunk that it leaves is read. Then neither chunk contains it. This is usually
 harmless, because the log contains the row's new state. But an update may omit columns
-(`sources.images`), whose values would then be missing. `pipeline.snapshots.chunk_rows` detects
+(`sources.rows.images`), whose values would then be missing. `pipeline.snapshots.chunk_rows` detects
 rows to which this may apply. Their current keys are stored here until a chunk is planned that looks
 for them in the whole table. A snapshot is not finished before that.
 """

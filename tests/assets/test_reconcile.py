@@ -137,7 +137,7 @@ def test_tables_are_compared_when_they_are_due(
     claims = sqlite_store.reconciliations
     for table, compared in zip(TABLES, (True, False, True, False), strict=True):
         claims.claim(NAME, SINK, table.name, "somebody", 60)
-        claims.release(NAME, SINK, table.name, compared=compared)
+        claims.release(NAME, SINK, table.name, "somebody", compared=compared)
 
     request = due_comparison(instance, sqlite_store, loaded, TABLES)
 

@@ -29,9 +29,11 @@ def test_a_table_is_claimed_by_one(store: StateStore) -> None:
     assert claims.claim("feed", "copy", "public.items", "first", 60)
     assert not claims.claim("feed", "copy", "public.items", "second", 60)
     assert claims.claim("feed", "copy", "public.orders", "second", 60)
-    claims.release("feed", "copy", "public.items", compared=True)
+    claims.release("feed", "copy", "public.items", "first", compared=True)
     assert claims.claim("feed", "copy", "public.items", "second", -1)
     assert claims.claim("feed", "copy", "public.items", "third", 60)
+    claims.release("feed", "copy", "public.items", "second", compared=True)
+    assert not claims.claim("feed", "copy", "public.items", "fourth", 60)
 
 
 def test_when_a_table_was_compared(store: StateStore) -> None:
@@ -45,12 +47,12 @@ def test_when_a_table_was_compared(store: StateStore) -> None:
     begun = claims.last("feed", "copy", "t").begun
     claims.claim("feed", "copy", "t", "first", 60)
     assert claims.last("feed", "copy", "t").begun == begun > 0
-    claims.release("feed", "copy", "t", compared=False)
+    claims.release("feed", "copy", "t", "first", compared=False)
     assert (claims.last("feed", "copy", "t").begun, claims.last("feed", "copy", "t").ended) == (
         begun,
         0,
     )
     claims.claim("feed", "copy", "t", "second", 60)
-    claims.release("feed", "copy", "t", compared=True)
+    claims.release("feed", "copy", "t", "second", compared=True)
     last = claims.last("feed", "copy", "t")
     assert (last.holder, last.ended >= last.begun >= begun) == ("", True)

@@ -122,13 +122,14 @@ def _key(*, make: bool) -> bytes | None:
 def _make(path: Path) -> None:
     """Create the key file under another name, then link it.
 
-    So one of several processes wins, and none reads half a key.
+    So one of several processes wins, and none reads half a key, also after a crash.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(descriptor, secrets.token_bytes(_KEY_BYTES))
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     with contextlib.suppress(FileExistsError):

@@ -229,7 +229,7 @@ class TableComparison:
             compared = True  # as far as it can be
             raise
         finally:
-            claims.release(name, report.sink, report.table, compared=compared)
+            claims.release(name, report.sink, report.table, holder, compared=compared)
 
     def _sinks(self) -> list[tuple[TableSinkConfig, TableSinkType[TableSinkConfig]]]:
         """Return the chosen sinks that keep tables."""

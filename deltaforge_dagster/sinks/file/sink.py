@@ -177,11 +177,12 @@ def _appending(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        new = _cut_partial_line(descriptor) == 0
+        if _cut_partial_line(descriptor) == 0:
+            # Its entry in the folder is durable before it has a line, because a file with lines is
+            # not looked at again.
+            sync_folder(path.parent)
         yield descriptor
         os.fsync(descriptor)
-        if new:  # its entry in the directory must be durable, too
-            sync_folder(path.parent)
     finally:
         os.close(descriptor)
 

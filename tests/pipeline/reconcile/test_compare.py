@@ -189,7 +189,7 @@ def test_the_command(make_copied: MakeCopied, monkeypatch: pytest.MonkeyPatch) -
     )
     code, output = command("--sink", "copy")
     assert (code, "another comparison of it is under way" in output) == (2, True)
-    store.reconciliations.release("feed", "copy", "public.goods", compared=False)
+    store.reconciliations.release("feed", "copy", "public.goods", "another", compared=False)
     copied.deliver("INSERT INTO goods (id) VALUES (6)")
     code, output = command("--sink", "log")
     assert (code, "mode is changelog" in output) == (2, True)
