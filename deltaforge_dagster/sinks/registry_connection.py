@@ -15,9 +15,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import ssl
 import threading
 import time
+import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +73,7 @@ class RegistryConnection:
         self._encoding = encoding
         self._lock = threading.Lock()
         self._client: httpx.Client | None = None
+        self._sockets = _Sockets()
         self._tokens = _Tokens.of(where, encoding)
 
     def request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
@@ -99,7 +103,9 @@ class RegistryConnection:
         """
         with self._lock:
             client, self._client = self._client, None
+            sockets, self._sockets = self._sockets, _Sockets()
         if client is not None:
+            sockets.end()
             client.close()
 
     def _answer(
@@ -140,6 +146,7 @@ class RegistryConnection:
                     timeout=httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS),
                     verify=self._tls(),
                     follow_redirects=False,
+                    event_hooks={"request": [self._sockets.watch]},
                 )
             return self._client
 
@@ -178,6 +185,43 @@ class RegistryConnection:
         except OSError as error:  # ssl.SSLError is one
             raise SettingsError(f"{self._where}: {used} ({error.strerror or error})") from error
         return context
+
+
+class _Sockets:
+    """The sockets of one client, to end the requests of other threads.
+
+    A thread that waits for an answer does not notice that another one closes its connection.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._ended = False
+
+    def watch(self, request: httpx.Request) -> None:
+        """Notice the sockets that a request opens."""
+        request.extensions["trace"] = self._notice
+
+    def end(self) -> None:
+        """Let the other side's data end here, on these sockets and on those that are opened yet."""
+        with self._lock:
+            self._ended = True
+            for opened in self._open:
+                _end(opened)
+
+    def _notice(self, event: str, details: Mapping[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            opened = details["return_value"].get_extra_info("socket")
+            with self._lock:
+                self._open.add(opened)
+                if self._ended:
+                    _end(opened)
+
+
+def _end(opened: socket.socket) -> None:
+    with suppress(OSError):  # closed meanwhile
+        # Not the method of a TLS socket, which takes TLS away from the thread that reads.
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
 from deltaforge_dagster.installation.process import free_port
+from deltaforge_dagster.sinks.registry_connection import REQUEST_SECONDS
 from deltaforge_dagster.sinks.schema_registry import SchemaRegistryClient, findings
-from deltaforge_lab.servers.http import HttpAnswer, HttpServer
+from deltaforge_lab.servers.http import HttpAnswer, HttpServer, Received
 from deltaforge_lab.servers.schema_registry import SchemaRegistryServer
+from tests.e2e.deployment import eventually
 from tests.fix_schema_registry import StartSchemaRegistry
 from tests.sinks.kafka.test_security import Authority
 
@@ -279,3 +282,30 @@ def test_a_token_url_that_is_down(http_server: HttpServer) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(SinkUnavailable, match=f"its token URL {gone}/token cannot be reached"):
         register(http_server.url, **oauth(gone))
+
+
+@pytest.mark.parametrize("hanging", ["/token", "/subjects/a/versions"])
+def test_closing_ends_a_request(http_server: HttpServer, hanging: str) -> None:
+    """At once, whichever server does not answer; nothing more is asked, until the next request."""
+    slow = [True]
+
+    def answer(one: Received) -> HttpAnswer:
+        body = said(access_token=TOKEN, id=1)
+        return HttpAnswer(200, body=body, after=60.0 if slow[0] and one.target == hanging else 0.0)
+
+    http_server.answer = answer
+    with (
+        client(http_server.url, **oauth(http_server.url)) as registry,
+        ThreadPoolExecutor() as pool,
+    ):
+        request = pool.submit(registry.register, "a", INT)
+        eventually(lambda: hanging in [one.target for one in http_server.received])
+        begin = time.monotonic()
+        registry.close()
+
+        with pytest.raises(SinkUnavailable, match="cannot be reached"):
+            request.result()
+        assert time.monotonic() - begin < REQUEST_SECONDS / 2
+        assert http_server.received[-1].target == hanging
+        slow[0] = False
+        assert registry.register("a", INT) == 1
