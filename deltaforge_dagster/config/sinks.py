@@ -7,6 +7,7 @@ sends no messages, in its own folder, `sinks/<kind>/config.py` (`sinks.registry`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -57,8 +58,32 @@ class AvroEncoding(Block):
     password: FilledSecret | None = None
     """The user's password; needs `username`."""
     ca_file: Text | None = None
-    """File with the certificates (PEM) that are trusted instead of the system's; only for
-    `https`.
+    """File with the certificates (PEM) that are trusted instead of the system's, by
+    `oauth_token_url` too; only for `https`.
+    """
+    certificate_file: Text | None = None
+    """File with the client's certificate and the chain above it (PEM), for a registry that wants
+    one; only for `https`.
+    """
+    key_file: Text | None = None
+    """File with the certificate's private key (PEM, not encrypted), if `certificate_file` does not
+    hold it.
+    """
+    oauth_token_url: Text | None = None
+    """Where tokens are asked for, with OAuth's client credentials (RFC 6749, section 4.4), in place
+    of `username` and `password`; needs `oauth_client_id` and `oauth_client_secret`.
+    """
+    oauth_client_id: Text | None = None
+    """The client that asks for tokens."""
+    oauth_client_secret: FilledSecret | None = None
+    """The client's secret, which only `oauth_token_url` gets."""
+    oauth_scope: Text | None = None
+    """The scope of the tokens, several with spaces between them; by default the client's own."""
+    oauth_logical_cluster: Text | None = None
+    """Confluent Cloud: the id of the registry (`lsrc-...`), which it wants beside a token."""
+    oauth_identity_pool: Text | None = None
+    """Confluent Cloud: the id of the identity pool (`pool-...`), several with commas between
+    them.
     """
     unsigned_bigint_mode: Literal["string", "long"] = "string"
     """MySQL: a BIGINT UNSIGNED as text, or as a `long`, into which the upper half of its values
@@ -79,6 +104,12 @@ class AvroEncoding(Block):
         """
         return f"{self.unsigned_bigint_mode} {self.enum_mode} {self.naive_timestamp_mode}"
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether requests to the registry, or those for tokens, use TLS."""
+        urls = (self.schema_registry_url, self.oauth_token_url or "")
+        return any(url.startswith("https:") for url in urls)
+
     @field_validator("schema_registry_url")
     @classmethod
     def _check_url(cls, url: str) -> str:
@@ -94,17 +125,61 @@ class AvroEncoding(Block):
             raise ValueError("contains a user (write `username` and `password`)")
         return url
 
+    @field_validator("oauth_token_url")
+    @classmethod
+    def _check_token_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        except ValueError:
+            valid = False
+        if not valid or parts.fragment:
+            raise ValueError("is not the address of a token endpoint (write https://host/path)")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("contains a user (write `oauth_client_id` and `oauth_client_secret`)")
+        return url
+
+    @field_validator("oauth_logical_cluster", "oauth_identity_pool")
+    @classmethod
+    def _check_header(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch("[!-~]+", value):
+            raise ValueError("may have only letters, digits and signs of ASCII, without spaces")
+        return value
+
     @model_validator(mode="after")
-    def _check_together(self) -> AvroEncoding:
+    def _check_login(self) -> AvroEncoding:
         if (self.username is None) != (self.password is None):
             raise ValueError("needs both `username` and `password`, or neither")
-        if self.ca_file is not None and not self.schema_registry_url.startswith("https:"):
-            raise ValueError("`ca_file` needs a schema_registry_url that begins with https:")
+        credentials = (self.oauth_token_url, self.oauth_client_id, self.oauth_client_secret)
+        if any(value is None for value in credentials):
+            options = (self.oauth_scope, self.oauth_logical_cluster, self.oauth_identity_pool)
+            if any(value is not None for value in (*credentials, *options)):
+                raise ValueError(
+                    "needs `oauth_token_url`, `oauth_client_id` and `oauth_client_secret` for OAuth"
+                )
+        elif self.username is not None:
+            raise ValueError(
+                "has two logins: write either `username` and `password`, or those of OAuth"
+            )
         return self
 
-    @field_serializer("password")
-    def _mask_password(self, password: SecretStr | None) -> str | None:
-        return None if password is None else "***"
+    @model_validator(mode="after")
+    def _check_files(self) -> AvroEncoding:
+        if self.key_file is not None and self.certificate_file is None:
+            raise ValueError("`key_file` needs `certificate_file`")
+        if not self.encrypted:
+            for field in ("ca_file", "certificate_file"):
+                if getattr(self, field) is not None:
+                    raise ValueError(
+                        f"`{field}` needs a schema_registry_url that begins with https:"
+                    )
+        return self
+
+    @field_serializer("password", "oauth_client_secret")
+    def _mask_secret(self, secret: SecretStr | None) -> str | None:
+        return None if secret is None else "***"
 
 
 def _encoding(value: object) -> object:

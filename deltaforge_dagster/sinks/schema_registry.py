@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import ssl
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import quote
@@ -32,10 +29,7 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import (
     AuthFailed,
     DeltaforgeError,
-    PermissionMissing,
-    SettingsError,
     SinkRejected,
-    SinkUnavailable,
 )
 from deltaforge_dagster.kernels.avro_bytes import put_schema_ids
 from deltaforge_dagster.kernels.message_text import layout
@@ -49,13 +43,14 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     traffic_of,
 )
+from deltaforge_dagster.sinks.registry_connection import (
+    RegistryConnection,
+    message_of,
+    temporary_or_forbidden,
+)
 from deltaforge_dagster.sources.findings import Finding
 
-CONNECT_SECONDS = 5.0
-REQUEST_SECONDS = 10.0
-_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _MOST_ID = (1 << 31) - 1  # ids are signed integers of 4 bytes in a message's header
-_MOST_TEXT = 500
 _INCOMPATIBLE, _INVALID = 409, 422  # the registry's use of these HTTP statuses
 
 _FINISHED = AVRO_MESSAGES.remove(AVRO_MESSAGES.get_field_index("schema"))
@@ -160,11 +155,14 @@ class SchemaRegistryClient:
     """
 
     def __init__(self, sink_id: str, encoding: AvroEncoding) -> None:
-        self._url = encoding.schema_registry_url.rstrip("/")
-        self._encoding = encoding
-        self._where = f"sink {sink_id}: the schema registry at {self._url}"
-        self._lock = threading.Lock()
-        self._client: httpx.Client | None = None
+        url = encoding.schema_registry_url.rstrip("/")
+        self._where = f"sink {sink_id}: the schema registry at {url}"
+        self._connection = RegistryConnection(self._where, url, encoding)
+        self._login = (
+            "encoding.username, encoding.password"
+            if encoding.oauth_token_url is None
+            else "encoding.oauth_scope, encoding.oauth_client_id"
+        )
 
     def register(self, subject: str, schema: str) -> int:
         """Register a schema under a subject, unless it is already, and return its id.
@@ -176,11 +174,14 @@ class SchemaRegistryClient:
             PermissionMissing: The user may not register the schema.
         """
         content = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
-        answer = self._request("POST", f"/subjects/{quote(subject, safe='')}/versions", content)
+        answer = self._connection.request(
+            "POST", f"/subjects/{quote(subject, safe='')}/versions", content
+        )
         if answer.status_code == _INCOMPATIBLE:
+            said = message_of(answer)
             raise SinkRejected(
                 f"{self._where} refuses the new schema of subject {subject!r}, because it is not "
-                f"compatible with an earlier one{_message(answer)}; set another compatibility for "
+                f"compatible with an earlier one{said}; set another compatibility for "
                 f"the subject (PUT /config/{subject}), or send to another topic; "
                 "nothing is sent until then"
             )
@@ -193,7 +194,7 @@ class SchemaRegistryClient:
 
     def subjects(self) -> list[str]:
         """Return the names of all subjects that the user may see; raises what `register` raises."""
-        answer = self._request("GET", "/subjects")
+        answer = self._connection.request("GET", "/subjects")
         self._check(answer, "list subjects")
         reply = self._content(answer)
         if not isinstance(reply, list):
@@ -210,7 +211,7 @@ class SchemaRegistryClient:
             if subject is None
             else f"/config/{quote(subject, safe='')}?defaultToGlobal=true"
         )
-        answer = self._request("GET", path)
+        answer = self._connection.request("GET", path)
         if answer.status_code != httpx.codes.OK:
             return None
         reply = self._content(answer)
@@ -222,63 +223,19 @@ class SchemaRegistryClient:
 
         The next request opens them again.
         """
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
-        try:
-            return self._connected().request(method, f"{self._url}{path}", content=content)
-        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: closed meanwhile
-            reason = str(error) or type(error).__name__
-            raise SinkUnavailable(f"{self._where} cannot be reached: {reason}") from error
-
-    def _connected(self) -> httpx.Client:
-        with self._lock:
-            if self._client is None:
-                user, password = self._encoding.username, self._encoding.password
-                self._client = httpx.Client(
-                    auth=(
-                        None
-                        if user is None or password is None
-                        else (user, password.get_secret_value())
-                    ),
-                    headers={
-                        "accept": f"{_MEDIA_TYPE}, application/json",
-                        "content-type": _MEDIA_TYPE,
-                    },
-                    timeout=httpx.Timeout(REQUEST_SECONDS, connect=CONNECT_SECONDS),
-                    verify=self._trusted(),
-                    follow_redirects=False,
-                )
-            return self._client
-
-    def _trusted(self) -> ssl.SSLContext | bool:
-        if self._encoding.ca_file is None:
-            return self._url.startswith("https:")
-        try:
-            return ssl.create_default_context(cafile=self._encoding.ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(
-                f"{self._where}: ca_file {self._encoding.ca_file} cannot be read as certificates "
-                f"({error})"
-            ) from error
+        self._connection.close()
 
     def _check(self, answer: httpx.Response, what: str) -> None:
         status = answer.status_code
         if status == httpx.codes.OK:
             return
-        text = f"{self._where} does not {what}: HTTP {status}{_message(answer)}"
+        refusal = f"HTTP {status}{message_of(answer)}"
+        text = f"{self._where} does not {what}: {refusal}"
         if status == httpx.codes.UNAUTHORIZED:
-            raise AuthFailed(f"{text} (encoding.username, encoding.password)")
-        if status == httpx.codes.FORBIDDEN:
-            raise PermissionMissing(f"{text}; give the user the right to do it")
+            raise AuthFailed(f"{text} ({self._login})")
         if status == _INVALID:
             raise SinkRejected(text)
-        if status in {408, 425, 429} or status >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise SinkUnavailable(text)
-        raise self._no_registry(f"HTTP {status}{_message(answer)}")
+        raise temporary_or_forbidden(answer, text) or self._no_registry(refusal)
 
     def _content(self, answer: httpx.Response) -> Any:
         try:
@@ -336,15 +293,6 @@ def subject_of(strategy: str, topic: str, record: str) -> str:
             return record
         case _:
             return f"{topic}-{record}"
-
-
-def _message(answer: httpx.Response) -> str:
-    """Return the registry's message."""
-    with suppress(ValueError, AttributeError):
-        message = json.loads(answer.content).get("message")
-        if isinstance(message, str) and message:
-            return f" ({message[:_MOST_TEXT]})"
-    return ""
 
 
 def _with_ids(values: pa.Array[Any], indices: Any, ids: Any) -> pa.Array[Any]:

@@ -4,8 +4,11 @@ It has the part of Confluent's API that producers and consumers of Avro use.
 
 Confluent Platform, "Schema Registry API Reference": subjects with versions, global ids,
 compatibility (`BACKWARD`, `BACKWARD_TRANSITIVE`, `NONE`) for the registry and for subjects, basic
-authentication and TLS. What it knows is in a file, so it survives a restart. Confluent's own
-program is in no registry of packages.
+authentication, and TLS, also with certificates of clients. What it knows is in a file, so it
+survives a restart. Confluent's own program is in no registry of packages.
+
+It can also be the server that gives its clients tokens (`POST /token`; RFC 6749, section 4.4), all
+of which a restart revokes; `GET /token` tells how many.
 """
 
 from __future__ import annotations
@@ -14,16 +17,20 @@ import argparse
 import base64
 import json
 import re
+import secrets
+import socket
 import ssl
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, quote_plus, unquote, urlsplit
 
 from deltaforge_dagster.installation.process import ServerProcess, temporary_directory
 from deltaforge_lab.servers.avro_compatibility import InvalidSchemaError, parse, problems
@@ -49,7 +56,14 @@ class SchemaRegistryServer(OneProcessServer):
 
     @classmethod
     def start(
-        cls, *, user: str | None = None, certificate: Path | None = None, key: Path | None = None
+        cls,
+        *,
+        user: str | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        authority: Path | None = None,
+        oauth: str | None = None,
+        token_seconds: float = 3600.0,
     ) -> Self:
         """Start a registry.
 
@@ -57,6 +71,11 @@ class SchemaRegistryServer(OneProcessServer):
             user: `name:password` that every request needs.
             certificate: Certificate for TLS, which also says whom `ask` trusts.
             key: Its key.
+            authority: Certificate of the authority that has signed those of clients, which need
+                one then, and that of TLS.
+            oauth: `id:secret` of the client that gets tokens, each of which is as good as `user`,
+                which must be given, too.
+            token_seconds: How long a token is valid.
         """
         server = cls()
         server._temporary = temporary_directory("schema-registry", None)
@@ -69,6 +88,11 @@ class SchemaRegistryServer(OneProcessServer):
             server._scheme = "https"
             server._trusted = ssl.create_default_context(cafile=certificate)
             server._trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            if authority is not None:
+                server._trusted.load_cert_chain(certificate, key)
+                server._arguments += ["--authority", str(authority)]
+        if oauth is not None:
+            server._arguments += ["--oauth", oauth, "--token-seconds", str(token_seconds)]
         try:
             server._run_on_free_port(server._listen)
         except BaseException:
@@ -87,8 +111,7 @@ class SchemaRegistryServer(OneProcessServer):
         request = urllib.request.Request(f"{self.url}{path}", data, method=method)  # noqa: S310
         request.add_header("content-type", _MEDIA_TYPE)
         if self._user is not None:
-            login = base64.b64encode(self._user.encode()).decode()
-            request.add_header("authorization", f"Basic {login}")
+            request.add_header("authorization", _basic(self._user))
         with urllib.request.urlopen(  # noqa: S310
             request, timeout=30, context=self._trusted
         ) as answer:
@@ -135,10 +158,12 @@ class SchemaRegistryServer(OneProcessServer):
 class _RefusedError(Exception):
     """An answer that is an error."""
 
-    def __init__(self, status: int, code: int, message: str) -> None:
+    def __init__(
+        self, status: int, code: int, message: str, content: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
-        self.content = {"error_code": code, "message": message}
+        self.content = content or {"error_code": code, "message": message}
 
 
 class _Registry:
@@ -261,21 +286,64 @@ def _checked(content: Any) -> str:
     return json.dumps(schema, separators=(",", ":"))
 
 
+class _Logins:
+    """Who may ask the registry.
+
+    Args:
+        user: `name:password`; None if everybody may.
+        client: `id:secret` of the client that gets tokens; None for no tokens.
+        token_seconds: How long a token is valid.
+    """
+
+    def __init__(self, user: str | None, client: str | None, token_seconds: float) -> None:
+        self._user = None if user is None else _basic(user)
+        # RFC 6749, section 2.3.1: both are encoded as in a form.
+        self._client = (
+            None if client is None else _basic(":".join(map(quote_plus, client.split(":", 1))))
+        )
+        self._token_seconds = token_seconds
+        self._ends: dict[str, float] = {}
+        self._refused = 0
+
+    def check(self, authorization: str | None) -> None:
+        """Refuse a request without a login."""
+        if self._user is None or authorization == self._user:
+            return
+        if time.monotonic() < self._ends.get(authorization or "", 0.0):
+            return
+        self._refused += 1
+        raise _RefusedError(401, 401, "Unauthorized")
+
+    def new_token(self, authorization: str | None, form: str) -> dict[str, Any]:
+        """Return the answer to a request for a token."""
+        if self._client is None or authorization != self._client:
+            raise _RefusedError(401, 401, "Unauthorized", {"error": "invalid_client"})
+        if parse_qs(form).get("grant_type") != ["client_credentials"]:
+            raise _RefusedError(400, 400, "", {"error": "unsupported_grant_type"})
+        token = secrets.token_urlsafe()
+        self._ends[f"Bearer {token}"] = time.monotonic() + self._token_seconds
+        return {"access_token": token, "token_type": "Bearer", "expires_in": self._token_seconds}
+
+    def counted(self) -> dict[str, int]:
+        """Return how many tokens were given, and how many requests were refused."""
+        return {"given": len(self._ends), "refused": self._refused}
+
+
+def _basic(login: str) -> str:
+    """Return the header of basic authentication."""
+    return f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
 class _RegistryHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     registry: _Registry
-    user: str | None
+    logins: _Logins
 
     def _respond(self) -> None:
         size = int(self.headers.get("content-length") or 0)
         text = self.rfile.read(size)
         try:
-            self._check_login()
-            content = json.loads(text) if text else None
-            status, answer = (
-                200,
-                self.registry.answer(self.command, urlsplit(self.path).path, content),
-            )
+            status, answer = 200, self._answer(text.decode())
         except _RefusedError as error:
             status, answer = error.status, error.content
         body = json.dumps(answer).encode()
@@ -287,15 +355,53 @@ class _RegistryHandler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = _respond  # noqa: N815 - the names that the base class calls
 
-    def _check_login(self) -> None:
-        if self.user is None:
-            return
-        expected = f"Basic {base64.b64encode(self.user.encode()).decode()}"
-        if self.headers.get("authorization") != expected:
-            raise _RefusedError(401, 401, "Unauthorized")
+    def _answer(self, text: str) -> Any:
+        path, authorization = urlsplit(self.path).path, self.headers.get("authorization")
+        if (self.command, path) == ("POST", "/token"):
+            return self.logins.new_token(authorization, text)
+        self.logins.check(authorization)
+        if path == "/token":
+            return self.logins.counted()
+        return self.registry.answer(self.command, path, json.loads(text) if text else None)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing."""
+
+
+class _TlsServer(ThreadingHTTPServer):
+    """Makes each connection in the thread that serves it, so that one that fails holds up none."""
+
+    context: ssl.SSLContext
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection; tell a client without the right certificate why it gets no answer."""
+        with self.context.wrap_socket(
+            request, server_side=True, do_handshake_on_connect=False
+        ) as secured:
+            try:
+                secured.do_handshake()
+            except OSError:
+                # Closed with something unread, the connection would be reset, and the alert lost.
+                secured.settimeout(5.0)
+                with suppress(OSError):
+                    secured.shutdown(socket.SHUT_WR)
+                    while secured.recv(4096):
+                        pass
+                return
+            super().finish_request(secured, client_address)
+
+
+def _server(port: int, options: argparse.Namespace) -> ThreadingHTTPServer:
+    if options.certificate is None:
+        return ThreadingHTTPServer(("127.0.0.1", port), _RegistryHandler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.certificate, options.key)
+    if options.authority is not None:
+        context.load_verify_locations(options.authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    server = _TlsServer(("127.0.0.1", port), _RegistryHandler)
+    server.context = context
+    return server
 
 
 def _serve() -> None:
@@ -305,14 +411,13 @@ def _serve() -> None:
     parser.add_argument("--user")
     parser.add_argument("--certificate")
     parser.add_argument("--key")
+    parser.add_argument("--authority")
+    parser.add_argument("--oauth")
+    parser.add_argument("--token-seconds", type=float, default=0.0)
     options = parser.parse_args()
-    _RegistryHandler.registry, _RegistryHandler.user = _Registry(options.path), options.user
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), _RegistryHandler)
-    if options.certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(options.certificate, options.key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.serve_forever()
+    _RegistryHandler.registry = _Registry(options.path)
+    _RegistryHandler.logins = _Logins(options.user, options.oauth, options.token_seconds)
+    _server(options.port, options).serve_forever()
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ OUTBOX_COLUMNS = {
         (FileRoll, {}, {"max_bytes": 268_435_456, "max_events": 1_000_000, "max_age_secs": 300, "idle_age_secs": 600}),
         (ClickhouseSinkConfig, {"id": "a", "url": "http://u", "database": "d", "table": "t"}, {"required": True, "table": "t", "mode": "changelog", "user": None, "password": None, "version_source": "source_position", "send_timeout_secs": 30, "auto_create": True}),
         (ClickhouseTls, {}, {"enabled": True, "ca_file": None, "insecure_skip_verify": False}),
-        (AvroEncoding, {"type": "avro", "schema_registry_url": "http://h"}, {"subject_strategy": "topic_name", "username": None, "password": None, "ca_file": None, "unsigned_bigint_mode": "string", "enum_mode": "string", "naive_timestamp_mode": "string"}),
+        (AvroEncoding, {"type": "avro", "schema_registry_url": "http://h"}, {"subject_strategy": "topic_name", "username": None, "password": None, "ca_file": None, "certificate_file": None, "key_file": None, "oauth_token_url": None, "oauth_client_id": None, "oauth_client_secret": None, "oauth_scope": None, "oauth_logical_cluster": None, "oauth_identity_pool": None, "unsigned_bigint_mode": "string", "enum_mode": "string", "naive_timestamp_mode": "string"}),
         # By default a segment is the batch; a segment's own limits are under `engine.segment`.
         (Batch, {}, {"max_events": None, "max_bytes": None, "max_ms": None, "respect_source_tx": True, "max_inflight": None}),
         (CommitPolicy, {}, {"mode": "required", "quorum": None}),

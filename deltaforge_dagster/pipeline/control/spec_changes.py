@@ -112,7 +112,22 @@ _OF_SINKS = {
     "must ask it; schemas are registered there when they are needed",
     "encoding.subject_strategy": "schemas are registered under the new subjects when later "
     "messages need them; messages stay as they are",
-    **dict.fromkeys(["encoding.username", "encoding.password", "encoding.ca_file"], NEXT_RUN),
+    **dict.fromkeys(
+        [
+            "encoding.username",
+            "encoding.password",
+            "encoding.ca_file",
+            "encoding.certificate_file",
+            "encoding.key_file",
+            "encoding.oauth_token_url",
+            "encoding.oauth_client_id",
+            "encoding.oauth_client_secret",
+            "encoding.oauth_scope",
+            "encoding.oauth_logical_cluster",
+            "encoding.oauth_identity_pool",
+        ],
+        NEXT_RUN,
+    ),
     "key": "later messages have other keys: order per key is kept before the change and after it, "
     "not across it",
     "exactly_once": "applies from the next batch, which begins at the checkpoint",

@@ -137,6 +137,28 @@ def test_changes_of_an_encoding(
     assert consequence in made[f"spec.sinks[cache].config.encoding.{field}"]
 
 
+def test_changes_of_a_login(write: Write, status: PipelineStatus) -> None:
+    """Certificates and OAuth at a schema registry change no message: all of them apply from the next run."""
+    avro = {"type": "avro", "schema_registry_url": "https://r"}
+    login = {
+        "certificate_file": "/c.pem",
+        "key_file": "/k.pem",
+        "oauth_token_url": "https://i/token",
+        "oauth_client_id": "df",
+        "oauth_client_secret": "s",
+        "oauth_scope": "r",
+        "oauth_logical_cluster": "lsrc-1",
+        "oauth_identity_pool": "pool-1",
+    }
+    place = "spec.sinks.0.config.encoding"
+
+    made = found(write, status, {place: avro | login}, {place: avro})
+
+    consequences = {one.path.rpartition(".")[2]: one.consequence for one in made}
+    assert consequences.keys() == login.keys()
+    assert all("applies from the next run" in one for one in consequences.values())
+
+
 @pytest.mark.parametrize(
     ("options", "consequence"),
     [
