@@ -117,7 +117,8 @@ test: check  ## All that, and the tests that need servers; these come from the e
 # Beside the first tests, whose Spark servers still start without.
 .PHONY: pictures
 pictures: venv  ## Make the pictures of Dagster's UI in docs/images anew; needs Chromium
-	DELTAFORGE_PICTURES=$(CURDIR)/docs/images $(RUN)/pytest --soak=pictures tests/journeys/test_pictures.py
+	DELTAFORGE_PICTURES=$(CURDIR)/docs/images $(RUN)/pytest --soak=pictures,dagster tests/journeys/test_pictures.py \
+		tests/e2e/test_example_project.py
 
 .PHONY: spark-classes server-tests
 spark-classes: venv

@@ -6,6 +6,7 @@ the packages of this one.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from deltaforge_dagster.installation.process import free_port
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
+from tests.journeys.browser import Browser
 
 pytestmark = [
     pytest.mark.e2e,
@@ -120,9 +122,9 @@ def test_a_model_and_an_asset_follow_the_rows(
         )
         return tuple(value.value for _, value in sorted(metadata.items()))
 
+    port = free_port()
     deployment.spawn(
-        "-m", "dagster", "dev", "-m", "shop.definitions", "-d", str(project),
-        "--port", str(free_port()),
+        "-m", "dagster", "dev", "-m", "shop.definitions", "-d", str(project), "--port", str(port),
         more=environment, python=python,
     )  # fmt: skip
     eventually(lambda: started(deployment, "shop-raw"), seconds=900, what="the first tick")
@@ -144,3 +146,8 @@ def test_a_model_and_an_asset_follow_the_rows(
         eventually(lambda: rows() == revenue, seconds=900, what=f"the model of {revenue}")  # noqa: B023
         eventually(lambda: largest() == order, seconds=900, what=f"the order {order}")  # noqa: B023
         assert deployment.instance.get_latest_materialization_event(REVENUE) is not None
+    if pictures := os.environ.get("DELTAFORGE_PICTURES"):  # with `make pictures`
+        with Browser.started(deployment.folder / "profile") as browser:
+            browser.open(f"http://127.0.0.1:{port}/asset-groups?view=lineage")
+            browser.shows("revenue", "largest_order", "customers")
+            browser.picture(Path(pictures) / "project-lineage.png")
