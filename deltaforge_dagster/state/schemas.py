@@ -122,7 +122,11 @@ class TableHistory:
 
     def names_now(self, identities: Collection[str]) -> list[str]:
         """Return the current names of the columns with these identities; without dropped ones."""
-        current = self.newest.columns.identities
+        passed = {sequence for _, sequence in self.in_force}
+        # A version that came into force before can do so again. Of one that never did, a snapshot
+        # has read rows.
+        version = self.current if self.newest.stamp.sequence in passed else self.newest
+        current = version.columns.identities
         return [name for name, identity in current.items() if identity in identities]
 
     def until(self, version: SchemaVersion) -> Sequence[SchemaVersion]:

@@ -53,6 +53,20 @@ class TestLookups:
         assert history.current == history.newest == history.version(3)
         assert history.version(4) is None
 
+    def test_the_names_that_columns_have_now(self, store: StateStore) -> None:
+        """A column that was added and dropped again has none; one that a snapshot has read does."""
+        lease = held(store)
+        for number, columns in ((2, "a"), (4, "ab"), (6, "a")):
+            register(store, lease, *columns, at=number)
+        history = store.schemas.history(NAME, ORDERS)
+        identities = history.newest.columns.identities
+        assert history.names_now(identities.values()) == ["a"]
+
+        with store.fenced(lease) as writer:
+            writer.schemas.register("acme", table("a", "z"), position(7), streamed=False)
+        history = store.schemas.history(NAME, ORDERS)
+        assert history.names_now(history.newest.columns.identities.values()) == ["a", "z"]
+
     def test_sequences_count_over_all_tables(self, store: StateStore) -> None:
         """At a sequence it is the newest version that the pipeline had by then."""
         lease = held(store)

@@ -148,6 +148,8 @@ def test_a_model_and_an_asset_follow_the_rows(
         assert deployment.instance.get_latest_materialization_event(REVENUE) is not None
     if pictures := os.environ.get("DELTAFORGE_PICTURES"):  # with `make pictures`
         with Browser.started(deployment.folder / "profile") as browser:
-            browser.open(f"http://127.0.0.1:{port}/asset-groups?view=lineage")
-            browser.shows("revenue", "largest_order", "customers")
+            page = "assets/revenue?view=lineage&lineageScope=upstream&lineageDepth=5"
+            browser.open(f"http://127.0.0.1:{port}/{page}")
+            browser.click("Skip")  # Dagster's invitation
+            browser.shows("revenue", "customers", "orders")
             browser.picture(Path(pictures) / "project-lineage.png")

@@ -256,9 +256,9 @@ class TableComparison:
         return sinks
 
     def _tables(self) -> tuple[list[TableSchema], list[str]]:
-        """Return the newest version of each chosen table, and tables without any version."""
+        """Return the present version of each chosen table, and tables without any version."""
         histories = self.store.schemas.histories(self.loaded.name)
-        tables = {history.name: history.newest.table for history in histories}
+        tables = {history.name: history.current.table for history in histories}
         chosen = self.options.table
         existing = set(self.source.tables())
         if chosen is None:
