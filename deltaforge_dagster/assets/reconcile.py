@@ -76,7 +76,7 @@ def build_reconcile_job(
 
 def build_reconcile_checks(
     loaded: LoadedPipeline, tables: Sequence[KnownTable], platform: Platform
-) -> dg.AssetsDefinition:
+) -> dg.AssetChecksDefinition:
     """Return the checks of all tables of a pipeline's sinks.
 
     Dagster derives the names of the op's outputs from asset keys, which fails with many a table's
@@ -87,14 +87,7 @@ def build_reconcile_checks(
 
     @dg.multi_asset_check(
         name=reconcile_op_name(loaded.name),
-        specs=[
-            dg.AssetCheckSpec(
-                RECONCILED,
-                asset=plain[key.asset_key],
-                description="Whether the table has what the source has.",
-            )
-            for key in by_key
-        ],
+        specs=[_spec(plain[key.asset_key]) for key in by_key],
         can_subset=True,
         op_tags={PIPELINE_TAG: loaded.name},
     )
@@ -108,8 +101,24 @@ def build_reconcile_checks(
         except DeltaforgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
 
-    return reconcile.with_attributes(
-        asset_key_replacements={of_names: key for key, of_names in plain.items()}
+    real = {of_names: key for key, of_names in plain.items()}
+    checks: dg.AssetChecksDefinition = dg.AssetChecksDefinition.create(
+        keys_by_input_name={
+            name: real[of_names] for name, of_names in reconcile.keys_by_input_name.items()
+        },
+        node_def=reconcile.op,
+        check_specs_by_output_name={
+            output: _spec(real[spec.asset_key])
+            for output, spec in reconcile.check_specs_by_output_name.items()
+        },
+        can_subset=True,
+    )
+    return checks
+
+
+def _spec(asset: dg.AssetKey) -> dg.AssetCheckSpec:
+    return dg.AssetCheckSpec(
+        RECONCILED, asset=asset, description="Whether the table has what the source has."
     )
 
 
