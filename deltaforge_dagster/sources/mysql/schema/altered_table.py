@@ -68,6 +68,8 @@ class AlteredTable:
         changed: New definitions of columns, by old name.
         new_key: The new primary key, if the statement defines one.
         loses_key: Whether the statement drops the primary key.
+        converted: Whether the statement converts the texts of all columns, also of those that it
+            adds, to another character set.
     """
 
     columns: list[tuple[str, CatalogColumn]]
@@ -78,6 +80,7 @@ class AlteredTable:
     changed: dict[str, CatalogColumn] = field(default_factory=dict)
     new_key: list[str] | None = None
     loses_key: bool = False
+    converted: bool = False
 
     @classmethod
     def of(cls, table: CatalogTable) -> AlteredTable:
@@ -133,6 +136,8 @@ class AlteredTable:
             raise NotUnderstoodError
         key = self._key_of(pairs)
         columns = tuple(_as_key(column, key) for _, column in pairs)
+        if self.converted:
+            return CatalogTable(tuple(_converted(column) for column in columns), key)
         return CatalogTable(columns, key, self.charset)
 
     def _key_of(self, pairs: list[tuple[str | None, CatalogColumn]]) -> tuple[str, ...]:
@@ -259,8 +264,7 @@ def act(table: AlteredTable, action: TokenReader) -> None:
         if action.skip("COLUMN"):
             _rename(table, action)
     elif verb == "CONVERT" and action.skip("TO"):
-        # Text types may become wider or binary; the types in the log are authoritative.
-        _forget_charsets(table)
+        table.converted = True
     elif verb == "ALTER":
         action.skip("COLUMN")
         _change_default(table, action)
@@ -288,14 +292,14 @@ def _rename(table: AlteredTable, action: TokenReader) -> None:
         table.changed[old] = replace(current, name=name)
 
 
-def _forget_charsets(table: AlteredTable) -> None:
-    table.charset = ""
-    for name, column in table.columns:
-        current = table.changed.get(name, column)
-        if current.type.split("(")[0] in TEXTS:
-            current = replace(current, type=ANY_TEXT)
-        if is_text(current.type):
-            table.changed[name] = replace(current, charset="")
+def _converted(column: CatalogColumn) -> CatalogColumn:
+    """Return a column after `CONVERT TO CHARACTER SET`, with its character set unknown.
+
+    Text types may become wider or binary; the types in the log are authoritative.
+    """
+    if column.type.split("(")[0] in TEXTS:
+        column = replace(column, type=ANY_TEXT)
+    return replace(column, charset="") if is_text(column.type) else column
 
 
 def _add_action(table: AlteredTable, action: TokenReader) -> None:
@@ -563,7 +567,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _NATIONAL = {"NATIONAL", "NCHAR", "NVARCHAR"}
 """First words of text types that have a character set of their own."""
 
-_CHARSETS = {"ASCII", "CHARACTER", "CHARSET", "COLLATE", "UNICODE"}
+_CHARSETS = {"ASCII", "BYTE", "CHARACTER", "CHARSET", "COLLATE", "UNICODE"}
 """Attributes that give a column, or the columns of a table, another character set."""
 
 _COMPUTED = {"AUTO_INCREMENT", "AS", "GENERATED", "SERIAL"}
